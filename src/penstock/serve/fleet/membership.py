@@ -11,8 +11,7 @@ import importlib
 import random
 import sys
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 from zlib import crc32
 
@@ -66,17 +65,10 @@ def publish(model_id: str, application: str, members: Members) -> None:
             loop.call_soon_threadsafe(seen, members)
 
 
-def announce(model_id: str, application: str, replicas: Sequence[RunningReplica]) -> None:
-    """Publishes the addresses of those that have one."""
-    metadata = [replica.replica_metadata for replica in replicas]
-    addresses = [Address.from_metadata(entry) for entry in metadata if "replica_id" in entry]
-    publish(model_id, application, {address.replica_id: address for address in addresses})
-
-
 class Publishing(RequestRouter):
     """Has a router pass on the replicas that Serve names to it: for gateways, the source of membership.
 
-    Serve may pickle this class by value and runs it on the router's thread, so `announce` is imported where
+    Serve may pickle this class by value and runs it on the router's thread, so `publish` is imported where
     it is called: module globals would be copies.
     """
 
@@ -85,11 +77,15 @@ class Publishing(RequestRouter):
         super().initialize_state(**kwargs)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Called by Serve whenever a replica comes or goes."""
+        """Called by Serve whenever a replica comes or goes. Those that have an address are published."""
         super().update_replicas(replicas)
-        from penstock.serve.fleet.membership import announce
+        from penstock.serve.fleet.membership import publish
+        from penstock.transport.address import Address
 
-        announce(self._published, self._deployment_id.app_name, replicas)
+        metadata = [replica.replica_metadata for replica in replicas]
+        addresses = [Address.from_metadata(entry) for entry in metadata if "replica_id" in entry]
+        members = {address.replica_id: address for address in addresses}
+        publish(self._published, self._deployment_id.app_name, members)
 
 
 class FleetRouter(FIFOMixin, MultiplexMixin, RequestRouter):
@@ -127,8 +123,12 @@ def router_config(model_id: str, given: Any, options: Mapping[str, Any]) -> Requ
         """What Serve runs."""
 
     kwargs = {**options.get("request_router_kwargs", {}), _MODEL: model_id}
-    with _by_value(router.__module__):
+    module = sys.modules[router.__module__]
+    cloudpickle.register_pickle_by_value(module)  # as Serve does: gateways may be unable to import a script
+    try:
         serialized = cloudpickle.dumps(Published)  # pyright: ignore[reportPrivateImportUsage]
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
     path = f"{router.__module__}.{router.__name__}"
     config = {**options, "request_router_class": path, "request_router_kwargs": kwargs}
     return RequestRouterConfig.from_serialized_request_router_cls(config, serialized)
@@ -154,13 +154,3 @@ def imported_router(given: Any) -> type[RequestRouter]:
             "goes into `routing_policy`."
         )
     return found
-
-
-@contextmanager
-def _by_value(module: str) -> Generator[None]:
-    """As Serve does: a class of the user's own script need not be importable where gateways run."""
-    cloudpickle.register_pickle_by_value(sys.modules[module])
-    try:
-        yield
-    finally:
-        cloudpickle.unregister_pickle_by_value(sys.modules[module])
