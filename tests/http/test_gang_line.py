@@ -24,7 +24,7 @@ async def lines():
     for line in lines[1:]:
         await line.connect(first)
     async with asyncio.timeout(LIMIT_S):
-        await lines[0].complete()
+        await lines[0].complete.wait()
     yield lines
     for line in lines:
         line.close()
@@ -44,11 +44,11 @@ async def test_all_learn_that_one_has_gone(lines: list[GangLink], gone: int):
     lines[gone].close()
     async with asyncio.timeout(LIMIT_S):
         if gone:  # whoever hears of it ends, and so do the others
-            await lines[0].broken()
+            await lines[0].broken.wait()
             lines[0].close()
         for line in lines:
             if line.gang.rank != gone:
-                await line.broken()
+                await line.broken.wait()
 
 
 async def test_nobody_leaves_before_all_want_to(lines: list[GangLink]):
@@ -71,7 +71,7 @@ async def test_a_member_that_says_nonsense_breaks_the_line(said: bytes):
     _, writer = await asyncio.open_connection(first.host, first.port)
     writer.write(f"1 {first.secret}\n".encode() + said)
     async with asyncio.timeout(LIMIT_S):
-        await line.broken()
+        await line.broken.wait()
     writer.close()
     line.close()
 
@@ -98,9 +98,9 @@ async def test_a_stranger_is_sent_away_and_breaks_nothing():
     stranger = GangLink(1, 2, "127.0.0.1")
     await stranger.connect(LeaderAddress(first.host, first.port, "guessed"))
     async with asyncio.timeout(LIMIT_S):
-        await stranger.broken()
+        await stranger.broken.wait()
         other = GangLink(1, 2, "127.0.0.1")
         await other.connect(first)
-        await line.complete()
+        await line.complete.wait()
     other.close()
     line.close()

@@ -105,17 +105,11 @@ def _check(configs: Sequence[LLMConfig]) -> None:
     problems = [
         *findings.problems,
         *registry.problems(configs),
-        *_hooks(configs),
+        *(text for config in configs for text in (*hooks.problems(config), *callback.problems(config))),
         *_missing_accelerators(configs),
     ]
     if problems:
         raise config_error(problems)
-
-
-def _hooks(configs: Sequence[LLMConfig]) -> list[str]:
-    return [
-        problem for config in configs for problem in (*hooks.problems(config), *callback.problems(config))
-    ]
 
 
 def _missing_accelerators(configs: Sequence[LLMConfig]) -> list[str]:

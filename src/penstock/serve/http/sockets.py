@@ -52,7 +52,8 @@ def bind(host: str, port: int, *, listens: bool = False) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _limit_unsent(sock)
+        # Holds for every connection that it accepts; what is on its way to a fast client is not limited.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         sock.bind(name)
         if listens:  # until then, another program could bind the same port
             sock.listen(BACKLOG)
@@ -73,8 +74,3 @@ def is_own(connection: socket.socket) -> bool:
     credentials = struct.Struct("3i")  # process, user, group
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
     return credentials.unpack(found)[1] in (0, os.geteuid())
-
-
-def _limit_unsent(sock: socket.socket) -> None:
-    """For every connection that `sock` will accept. It does not limit what is on its way to a fast client."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)

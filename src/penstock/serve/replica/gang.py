@@ -13,7 +13,7 @@ import logging
 import secrets
 import time
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -62,18 +62,15 @@ class GangLink:
         self._writers: dict[int, StreamWriter] = {}
         self._shared: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
         self._leaving = 0
-        self._complete, self._broken, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._meeting: asyncio.Task[None] | None = None
+        self._ended = asyncio.Event()
+        self.broken = asyncio.Event()
+        """Set when a member has gone."""
+        self.complete = asyncio.Event()
+        """For the leader: set when every other member is connected."""
+        self.meeting: asyncio.Task[None] | None = None
+        """Connects in the background; `share` raises what this raises."""
         self._receiving: asyncio.Task[None] | None = None
         self._server: asyncio.Server | None = None
-
-    def meet(self, meeting: Coroutine[Any, Any, None]) -> None:
-        """Connects in the background; `share` raises what this raises."""
-        self._meeting = asyncio.create_task(meeting)
-
-    async def broken(self) -> None:
-        """Returns when a member has gone."""
-        await self._broken.wait()
 
     async def leave(self, deadline: float) -> None:
         """Returns when all members want to leave: until then the others' engines need this one's.
@@ -112,15 +109,11 @@ class GangLink:
                 return
             self._writers[int(rank)] = writer
             if len(self._writers) == self.gang.size - 1:
-                self._complete.set()
+                self.complete.set()
             await self._receive(reader)
 
         self._server = await asyncio.start_server(accept, self.gang.host, 0)
         return LeaderAddress(self.gang.host, self._server.sockets[0].getsockname()[1], secret)
-
-    async def complete(self) -> None:
-        """Returns when every other member is connected."""
-        await self._complete.wait()
 
     # -- the others
 
@@ -135,8 +128,8 @@ class GangLink:
 
     async def _share(self, message: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """Returns what the leader passes; the others wait for it."""
-        if self._meeting is not None:
-            await asyncio.shield(self._meeting)
+        if self.meeting is not None:
+            await asyncio.shield(self.meeting)
         if self.gang.rank:
             return await self._shared.get()
         assert message is not None, "only the leader passes something"
@@ -161,7 +154,7 @@ class GangLink:
         except (OSError, ValueError) as error:  # the last: invalid JSON, or too long a line
             log.info("The connection to another member of the gang ended: %s", error)
         finally:
-            self._broken.set()
+            self.broken.set()
             self._ended.set()
 
     def _ready_to_leave(self) -> None:
@@ -184,7 +177,7 @@ def join(model_id: str) -> GangLink:
             f"Model '{model_id}' needs replicas in gangs: deploy it with the options of its config."
         )
     gang_link = GangLink(context.rank, context.world_size, ray.util.get_node_ip_address())
-    gang_link.meet(_meet(gang_link, context.gang_id, model_id))
+    gang_link.meeting = asyncio.create_task(_meet(gang_link, context.gang_id, model_id))
     return gang_link
 
 
@@ -198,7 +191,7 @@ async def _meet(gang_link: GangLink, gang_id: str, model_id: str) -> None:
                 await gang_link.connect(LeaderAddress(*await meeting.find.remote()))
             else:
                 await meeting.open.remote(await gang_link.listen())
-                await gang_link.complete()
+                await gang_link.complete.wait()
                 ray.kill(meeting)
     except (TimeoutError, OSError, RayError) as error:
         raise EngineStartFailed(

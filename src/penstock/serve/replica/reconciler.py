@@ -173,14 +173,12 @@ class Reconciler:
     def _reconcile(self) -> None:
         """Begins to reach what control has sent last, unless that is under way, or done."""
         is_idle = self._reconciling is None or self._reconciling.done()
-        if not self._starting and is_idle and (self._is_behind() or self._is_retry_due()):
+        is_retry_due = self._error and time.monotonic() - self._failed_at > _RETRY_S
+        if not self._starting and is_idle and (self._is_behind() or is_retry_due):
             self._reconciling = asyncio.create_task(self._reach_latest())
 
     def _is_behind(self) -> bool:
         return self._latest is not None and self._latest.version != self._desired.version
-
-    def _is_retry_due(self) -> bool:
-        return bool(self._error) and time.monotonic() - self._failed_at > _RETRY_S
 
     async def _reach_latest(self) -> None:
         """Errors are reported, not raised; what was reached stays."""

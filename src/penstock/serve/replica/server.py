@@ -184,7 +184,11 @@ class LLMServer:
             self._tasks.append(asyncio.create_task(self._exit_with_gang(self._gang_link)))
         await self.reconciler.start(control)
         if self._prefill_handle is not None:
-            await self._start_prefill_client(self._prefill_handle)
+            node_id, weights = ray.get_runtime_context().get_node_id(), self.reconciler.weights_version
+            self._prefill_client = PrefillClient(
+                config, self._prefill_handle, self._engine_app, weights, node_id
+            )
+            await self._prefill_client.start()
         if in_replica:
             await self._open_listener()
             self._tasks.append(asyncio.create_task(self._exit_with_engine()))
@@ -193,19 +197,14 @@ class LLMServer:
     async def _start_engine(self) -> None:
         await startup.start_engine(self.engine, self._llm_config, self._adapters, self._gang_link)
 
-    async def _start_prefill_client(self, handle: DeploymentHandle[Any]) -> None:
-        node_id = ray.get_runtime_context().get_node_id()
-        self._prefill_client = PrefillClient(
-            self._llm_config, handle, self._engine_app, self.reconciler.weights_version, node_id
-        )
-        await self._prefill_client.start()
-
     async def _open_listener(self) -> None:
         self._listener = await Listener.open(
             self._serve,
             StatusSource(
                 load=self.engine.load,
-                hello=self._hello,
+                hello=lambda: link.hello(
+                    self._llm_config.model_id, self.engine.max_model_len(), self.engine.kv_tokens()
+                ),
                 state=self._state,
                 weights=self.reconciler.weights_version,
                 adapters=self._adapters,
@@ -229,7 +228,7 @@ class LLMServer:
 
     async def _exit_with_gang(self, gang_link: GangLink) -> None:
         """Its engine would wait for the others for ever; Serve restarts the whole gang."""
-        await gang_link.broken()
+        await gang_link.broken.wait()
         log.error("Another replica of this gang of '%s' is gone. This one ends.", self._llm_config.model_id)
         os._exit(1)
 
@@ -292,9 +291,6 @@ class LLMServer:
                 app = CustomEndpoints(app, self, self._llm_config)
             self._layers = ByClass(app, self._turns)
         return self._layers
-
-    def _hello(self) -> link.Hello:
-        return link.hello(self._llm_config.model_id, self.engine.max_model_len(), self.engine.kv_tokens())
 
     def _state(self) -> link.State:
         actual = self.reconciler.actual

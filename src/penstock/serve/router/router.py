@@ -12,7 +12,6 @@ import functools
 import gc
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -59,18 +58,6 @@ _LINGER_S = 1.0  # a client with less between two requests loses none when the g
 _HAPROXY = f"Requests come through Ray Serve's HAProxy. The fastest form is {_OWN_PORT}."
 
 
-def _port_group() -> str:
-    """The same in all gateways of one application, also after an update of it."""
-    return f"{ray.get_runtime_context().gcs_address}/{serve.get_replica_context().app_name}"
-
-
-def _shared_figures(size: int) -> Path | None:
-    """The folder of all gateways of one application on this node, where there are several."""
-    context = ray.get_runtime_context()
-    node = process_totals.folder_of(context.get_node_id(), serve.get_replica_context().app_name)
-    return node if size > 1 else None
-
-
 class LLMRouter:
     """OpenAI-compatible gateway to many models. Bind it with `LLMRouter.as_deployment().bind([...])`."""
 
@@ -93,7 +80,9 @@ class LLMRouter:
         handles = {card.id: handle for card, handle in zip(cards, servers, strict=True)}
         self._prefill = {prefill_name(model_id): handle for model_id, handle in (prefill or {}).items()}
         self._time_shared = {card.id for card in cards if card.on_demand}
-        node_id = ray.get_runtime_context().get_node_id()
+        context, app_name = ray.get_runtime_context(), serve.get_replica_context().app_name
+        node_id = context.get_node_id()
+        figures = process_totals.folder_of(node_id, app_name)  # the same for all gateways on this node
         self._table = table = Table(node_id)
         self._control = ControlLink(control, node_id) if control is not None else None
         self._shifts = TrafficShifts(table, handles, serve.get_deployment_handle, self._control)
@@ -114,7 +103,7 @@ class LLMRouter:
                 for card in cards
                 if card.routing_policy == SERVE_ROUTER
             },
-            shared_figures=_shared_figures(gateway.processes),
+            shared_figures=figures if gateway.processes > 1 else None,
             jobs=self._jobs,
         )
         await self.gateway.start()
@@ -131,15 +120,14 @@ class LLMRouter:
                 self.gateway,
                 gateway.host,
                 gateway.port,
-                group=_port_group(),
+                group=f"{context.gcs_address}/{app_name}",  # the same after an update
                 is_shared=gateway.processes > 1,
                 connections=self.gateway.connections,
                 certificate=Certificate(gateway.tls.cert, gateway.tls.key) if gateway.tls else None,
             )
-        if jobs is not None and self._jobs is not None:
-            app_name = serve.get_replica_context().app_name
-            if await asyncio.to_thread(has_left_overs, jobs[0], app_name, gateway.port):
-                self._jobs.start()
+        may_have_left = functools.partial(has_left_overs, app_name=app_name, port=gateway.port)
+        if jobs is not None and self._jobs is not None and await asyncio.to_thread(may_have_left, jobs[0]):
+            self._jobs.start()
         cpu_turns.wait()
         gc.collect()
         gc.freeze()  # collecting all imported objects would pause every stream

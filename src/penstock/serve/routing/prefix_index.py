@@ -65,10 +65,6 @@ class _Cache:
         """New tokens; one added `_HALF_LIFE_S` ago counts half."""
         return self.new * 0.5 ** ((now - self.new_at) / _HALF_LIFE_S)
 
-    def excess_over(self, limit: Limit, now: float) -> bool:
-        """Whether it must be cut now."""
-        return self.tokens > limit.most and now >= self.cut_at + limit.cut_every_s
-
     def forget(self) -> int:
         """The least recently used block."""
         block, (tokens, _) = self.blocks.popitem(last=False)
@@ -138,9 +134,10 @@ class PrefixIndex:
             self._forget(replica, cache)
         entries = max(_FEWEST, self._most // len(self._caches))
         self._shrink(replica, cache, replica.kv_tokens or KV_TOKENS, entries)
-        if self._limit is not None and cache.excess_over(self._limit, now):
+        limit = self._limit
+        if limit is not None and cache.tokens > limit.most and now >= cache.cut_at + limit.cut_every_s:
             cache.cut_at = now
-            self._shrink(replica, cache, self._limit.cut_to, entries)
+            self._shrink(replica, cache, limit.cut_to, entries)
 
     def _put(self, cache: _Cache, blocks: tuple[int, ...], tokens: int, replica: Replica, now: float) -> None:
         used, holders = cache.blocks, self._holders

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from openai.types import Completion, CreateEmbeddingResponse, Embedding
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
+from openai.types.shared import ErrorObject
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from penstock.serve.replica.handles import multipart
@@ -20,6 +21,7 @@ ChatCompletionStreamResponse = ChatCompletionChunk
 CompletionResponse = Completion
 CompletionStreamResponse = Completion
 ResponsesResponse = Response
+ErrorInfo = ErrorObject
 
 
 class _Open(BaseModel):
@@ -190,15 +192,6 @@ class TranscriptionStreamResponse(_Open):
     """One event of a streamed transcription: its pieces of text."""
 
     choices: list[dict[str, Any]] = []
-
-
-class ErrorInfo(_Open):
-    """The inside of OpenAI's error envelope. `code` is a string, always."""
-
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
 
 
 class ErrorResponse(_Open):

@@ -106,7 +106,8 @@ class Controller:
         if was_quiet:  # online is back
             self._limit = min(self._limit, self._safe)
             self.gives_way = True
-        self._limit = max(min(self._limit, self._most(sample)), self._least(sample.load))
+        least = self._targets.min_share * sample.load.seats
+        self._limit = max(min(self._limit, self._most(sample)), least)
         self._safe = self._limit
 
     def _adapt(self, sample: Sample, now: float) -> None:
@@ -161,9 +162,6 @@ class Controller:
         """What leaves seats for those online and the next of them."""
         seats = sample.load.seats
         return float(max(0, seats - sample.online - max(1, seats // _HEADROOM))) if seats else self._limit
-
-    def _least(self, load: Load) -> float:
-        return self._targets.min_share * load.seats
 
 
 def _bounds(target_s: float | None, alone_s: float) -> tuple[float, float]:
