@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,10 +14,11 @@ from penstock.openai.errors import CONTENT_TYPE, form, headers
 _EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8")]
 
 
-async def send_error(send: Send, error: Error, path: str) -> None:
-    """Answers with `error`, in the form that clients of `path` read."""
+async def send_error(send: Send, error: Error, path: str, more: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    """Answers with `error`, in the form that clients of `path` read. more: header fields."""
     body = form(path).envelope(error)
-    await send({"type": "http.response.start", "status": error.status, "headers": headers(error, body)})
+    fields = [*headers(error, body), *more]
+    await send({"type": "http.response.start", "status": error.status, "headers": fields})
     await send({"type": "http.response.body", "body": body})
 
 

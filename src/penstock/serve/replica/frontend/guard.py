@@ -15,10 +15,9 @@ from urllib.parse import unquote
 
 from penstock import tiers
 from penstock.asgi import TRUSTED, ASGIApp, Receive, Scope, Send
-from penstock.errors import EngineDead, Error, Unavailable
+from penstock.errors import EngineDead, Error, Forbidden, Unavailable
 from penstock.layers.adapters import Store
 from penstock.openai.asgi_response import send_error, send_json
-from penstock.openai.errors import envelope, headers
 from penstock.request_context import current_replica, tier
 from penstock.serve.http import direct_writer
 from penstock.serve.replica.frontend.engine_response import EngineResponse
@@ -31,6 +30,8 @@ from penstock.transport.link import ADAPTER, ALIASES
 from penstock.transport.multiplexer import StreamSender
 
 log = logging.getLogger(__name__)
+
+_OWN = b"x-penstock-"
 
 
 class Guard:
@@ -76,7 +77,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         fields = dict(scope["headers"])
         if not hmac.compare_digest(fields.get(link.SECRET, b""), self._secret):
-            return await _refuse(send, 403, Unavailable("Only gateways may ask here."), [])
+            return await send_error(send, Forbidden("Only gateways may ask here."), scope["path"])
         if (writer := direct_writer.of(scope)) is not None:
             writer.accept()
         gateway = fields.get(link.GATEWAY, b"")
@@ -90,7 +91,9 @@ class Guard:
             return await self._serve_rows(gateway, receive, send)
         if scope["path"] == link.ADAPTERS_PATH:
             return await _list(send, self._source.adapters)
-        scope["headers"] = [field for field in scope["headers"] if _is_for_app(field[0])]
+        scope["headers"] = [
+            field for field in scope["headers"] if field[0] == ADAPTER or not field[0].startswith(_OWN)
+        ]
         scope["extensions"] = {**scope.get("extensions", {}), TRUSTED: {}}
         work, number = tiers.read(fields.get(link.TIER)), int(fields.get(STREAM, 0))
         return await self._run(gateway, scope, receive, send, work, number)
@@ -100,7 +103,7 @@ class Guard:
     ) -> None:
         """work: the request's class. number: of its stream on the multiplexed connection, if it has one."""
         if self._refusal is not None:
-            await _turn_away(send, self._refusal, link.UNTOUCHED)
+            await send_error(send, self._refusal, scope["path"], _turned_away(link.UNTOUCHED))
             return
         current_replica.set(self._replica_id)
         tier.set(work)
@@ -131,7 +134,7 @@ class Guard:
                 del self._open_by_gateway[gateway]  # else gateways that have ended would stay
             response.close()
         if self._refusal is not None and not response.started:
-            await _turn_away(response.direct, self._refusal, link.INTERRUPTED)
+            await send_error(response.direct, self._refusal, scope["path"], _turned_away(link.INTERRUPTED))
         # uvicorn cuts a response that has started and not ended as soon as this returns.
 
     async def _multiplex(self, gateway: bytes, receive: Receive, send: Send) -> None:
@@ -175,10 +178,6 @@ class Guard:
         return len(self.open) - self._open_by_gateway[gateway]
 
 
-def _is_for_app(name: bytes) -> bool:
-    return name == ADAPTER or not name.startswith(b"x-penstock-")
-
-
 async def _list(send: Send, adapters: Store | None) -> None:
     try:
         names = list(await adapters.listed()) if adapters else []
@@ -189,11 +188,5 @@ async def _list(send: Send, adapters: Store | None) -> None:
         await send_json(send, names)
 
 
-async def _turn_away(send: Send, why: Unavailable, state: bytes) -> None:
-    await _refuse(send, why.status, why, [(link.RETRY, state), (b"connection", b"close")])
-
-
-async def _refuse(send: Send, status: int, why: Error, more: list[tuple[bytes, bytes]]) -> None:
-    body = envelope(why)
-    await send({"type": "http.response.start", "status": status, "headers": headers(why, body) + more})
-    await send({"type": "http.response.body", "body": body})
+def _turned_away(state: bytes) -> list[tuple[bytes, bytes]]:
+    return [(link.RETRY, state), (b"connection", b"close")]
