@@ -19,14 +19,16 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from penstock import autoscaling, progress
+from penstock import autoscaling, progress, request_context
 from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.config.derive.placement import gang_size
 from penstock.engine import Delta, Engine, Prompt
 from penstock.engines import engine_class
 from penstock.engines.check import with_independent_engines
-from penstock.hooks import Hook
+from penstock.errors import ConfigError, EngineStartFailed
+from penstock.hooks import POSTPROCESSOR, PREPROCESSOR, Hook
+from penstock.layers import startup
 from penstock.layers.adapters import Source, Store
 from penstock.layers.adapters.source import Downloader
 from penstock.layers.hooks import HookCall
@@ -35,7 +37,7 @@ from penstock.serve.control.state import SharingGroup
 from penstock.serve.fleet.membership import ADAPTERS
 from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.catalogue import ServedModel
-from penstock.serve.replica import environment, gang, startup
+from penstock.serve.replica import environment, gang
 from penstock.serve.replica.deployment import ModelDeployment, membership_router
 from penstock.serve.replica.frontend.custom_endpoints import CustomEndpoints, paths
 from penstock.serve.replica.frontend.listener import Listener
@@ -177,8 +179,12 @@ class LLMServer:
         if in_replica:
             environment.prepare(config)
             control = await asyncio.to_thread(find_control)
-        own, self._postprocessor = startup.make_hooks(config, own_preprocessor=self._preprocessor is None)
-        self._preprocessor = self._preprocessor or own
+        try:
+            self._preprocessor = self._preprocessor or startup.make_hook(config, PREPROCESSOR)
+            self._postprocessor = startup.make_hook(config, POSTPROCESSOR)
+        except ConfigError as error:
+            progress.report(config.model_id, progress.FAILED, str(error))
+            raise
         if in_replica and gang_size(config) > 1:
             self._gang_link = gang.join(config.model_id)
             self._tasks.append(asyncio.create_task(self._exit_with_gang(self._gang_link)))
@@ -195,7 +201,19 @@ class LLMServer:
         progress.report(config.model_id, progress.READY)
 
     async def _start_engine(self) -> None:
-        await startup.start_engine(self.engine, self._llm_config, self._adapters, self._gang_link)
+        """Reports each phase to the command that starts the service."""
+        config = self._llm_config
+
+        def reached(phase: str) -> None:
+            log.info("%s: %s", config.model_id, phase)
+            progress.report(config.model_id, phase)
+
+        request_context.gang.set(self._gang_link.gang if self._gang_link else None)
+        try:
+            await startup.start_engine(self.engine, config, self._adapters, reached)
+        except EngineStartFailed as error:
+            progress.report(config.model_id, progress.FAILED, str(error))
+            raise
 
     async def _open_listener(self) -> None:
         self._listener = await Listener.open(
