@@ -88,8 +88,10 @@ class JobStorage:
         """
         path = f"{folder}/{name}"
         version = self._lock.version if self._lock is not None else ""
-        with self._owned(), refusals():
+        self._check()
+        with refusals():
             self._record(path, version).write(msgspec.json.encode(record))
+        self._check()  # again: what took long may have come too late
         before = self._versions.get(path, version)
         self._versions[path] = version
         if before != version:
@@ -98,24 +100,16 @@ class JobStorage:
     def remove(self, folder: str, name: str) -> None:
         """A record. Raises: Unavailable, also when another process has taken over."""
         path = f"{folder}/{name}"
-        with self._owned():
-            self._record(path, self._versions.get(path, "")).remove()
+        self._check()
+        self._record(path, self._versions.get(path, "")).remove()
+        self._check()
         self._versions.pop(path, None)
 
     def _record(self, path: str, version: str) -> StoragePath:
         return self.at(f"{path}.{version}{_SUFFIX}" if version else f"{path}{_SUFFIX}")
 
-    @contextmanager
-    def _owned(self) -> Generator[None]:
-        """Checks the lock before the block, and again after it: what took long may have come too late.
-
-        Raises: Unavailable.
-        """
-        self._check()
-        yield
-        self._check()
-
     def _check(self) -> None:
+        """Raises: Unavailable when the lock is lost, or cannot be looked at."""
         if self._lock is None:
             return
         try:

@@ -47,14 +47,9 @@ def variables_of_pods(names: Sequence[str], secret: str) -> list[dict[str, Any]]
     """Environment of a container: the gateway's key and `names` must be in the Secret, the others may be."""
     required = [API_KEY, *(name for name in names if name not in (API_KEY, ADMIN_KEY))]
     optional = [name for name in (ADMIN_KEY, HUB_TOKEN) if name not in required]
-    return [
-        *(_from_secret(name, {"name": secret, "key": name}) for name in required),
-        *(_from_secret(name, {"name": secret, "key": name, "optional": True}) for name in optional),
-    ]
-
-
-def _from_secret(name: str, key: Mapping[str, Any]) -> dict[str, Any]:
-    return {"name": name, "valueFrom": {"secretKeyRef": dict(key)}}
+    keys: list[dict[str, Any]] = [{"name": secret, "key": name} for name in required]
+    keys += [{"name": secret, "key": name, "optional": True} for name in optional]
+    return [{"name": key["key"], "valueFrom": {"secretKeyRef": key}} for key in keys]
 
 
 def _variables(config: LLMConfig) -> Iterator[Mapping[str, str]]:

@@ -145,18 +145,17 @@ async def _stream(answer: GenerateResponse, deltas: AsyncGenerator[Delta, None],
     try:
         async for delta in deltas:
             answer.usage.add(delta)
-            await stream.add(b"data: " + _encode(_output(delta)) + b"\n\n")
+            logprobs = None if delta.logprobs is None else list(delta.logprobs)
+            output = GenerateOutput(
+                delta.index, delta.text, list(delta.token_ids), delta.finish_reason, logprobs
+            )
+            await stream.add(b"data: " + _encode(output) + b"\n\n")
     except Error as error:
         if not stream.begun:
             raise
         log.warning("request %s failed in its stream: %s", answer.id, error)
         return await stream.add(error_event(error), more=False)
     return await stream.add(b"data: " + _encode(answer) + b"\n\n" + _DONE, more=False)
-
-
-def _output(delta: Delta) -> GenerateOutput:
-    logprobs = None if delta.logprobs is None else list(delta.logprobs)
-    return GenerateOutput(delta.index, delta.text, list(delta.token_ids), delta.finish_reason, logprobs)
 
 
 def _read(body: bytes) -> GenerateRequest:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from importlib import import_module
 
 import psutil
 
@@ -134,7 +135,7 @@ class Steps:
             with self._part(RAY, "connecting" if self._address else "starting"):
                 import ray  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before two threads need it
 
-                meanwhile.submit(_import_builders)
+                meanwhile.submit(import_module, "penstock.serve.builders")  # a second of imports
                 cluster = self._cluster = Cluster(
                     self._address,
                     cpus=_cpus(self._plan),
@@ -200,11 +201,6 @@ class Steps:
         self._report(Entered(label, phase))
         yield
         self._report(Ended(label))
-
-
-def _import_builders() -> None:
-    """A second of imports while Ray starts. An import that fails here fails again where it is needed."""
-    import penstock.serve.builders  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
 def _cpus(plan: ServePlan) -> int:
