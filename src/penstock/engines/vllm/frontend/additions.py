@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -33,10 +34,11 @@ def prepare(capabilities: Capabilities) -> None:
 
 def add(capabilities: Capabilities, app: FastAPI, llm: AsyncLLM) -> None:
     """Changes the application."""
-    for name, change in _CHANGES.items():
+    for name, change, given in _CHANGES:
         if capabilities.has(name):
-            change(app, llm)
-    _show(capabilities)
+            resolve_name(f"penstock.engines.vllm.{change}")(*given(app, llm))
+    for name in CAPABILITIES:
+        _gauge().labels(name).set(capabilities.has(name))
 
 
 def shorten(capabilities: Capabilities, app: FastAPI) -> ASGIApp:
@@ -48,118 +50,43 @@ def shorten(capabilities: Capabilities, app: FastAPI) -> ASGIApp:
     return DirectRoutes(app)
 
 
-def _show(capabilities: Capabilities) -> None:
-    for name in CAPABILITIES:
-        _gauge().labels(name).set(capabilities.has(name))
-
-
 @functools.cache
 def _gauge() -> Gauge:
     """One for this process, which may have had engines before."""
     return Gauge(GAUGE, "1 for what Penstock adds to vLLM, 0 for what is off.", ["capability"])
 
 
-def _stream(app: FastAPI, llm: AsyncLLM) -> None:
-    from penstock.engines.vllm.frontend.fast_stream import use_fast_path
-
-    use_fast_path(app.state)
+_Given = Callable[[FastAPI, Any], tuple[Any, ...]]
 
 
-def _stream_beside_tools(app: FastAPI, llm: AsyncLLM) -> None:
-    from penstock.engines.vllm.frontend.fast_stream import use_beside_tools
-
-    use_beside_tools(app.state)
+def _state(app: FastAPI, llm: Any) -> tuple[Any, ...]:
+    return (app.state,)
 
 
-def _limit(app: FastAPI, llm: AsyncLLM) -> None:
-    from penstock.engines.vllm.frontend import limits
-
-    limits.hold(app.state)
+def _config(app: FastAPI, llm: Any) -> tuple[Any, ...]:
+    return (llm.vllm_config,)
 
 
-def _limit_lists(app: FastAPI, llm: AsyncLLM) -> None:
-    from penstock.engines.vllm.frontend import limits
-
-    limits.hold_to_runner(llm.vllm_config)
-
-
-def _limit_texts(app: FastAPI, llm: AsyncLLM) -> None:
-    from penstock.engines.vllm.tokenizing import texts
-
-    texts.limit_texts(llm.renderer)
-    if scores := getattr(app.state, "serving_scores", None):
-        texts.limit_scores(scores)
-
-
-def _hold_stops(app: FastAPI, llm: AsyncLLM) -> None:
-    from penstock.engines.vllm.frontend.token_text import hold_stops
-
-    hold_stops(llm.vllm_config)
-
-
-def _cut_for_parsers(app: FastAPI, llm: Any) -> None:
-    from penstock.engines.vllm.frontend.token_text import cut_for_parsers
-
-    cut_for_parsers(app.state, llm)
-
-
-def _tell_reasons(app: FastAPI, llm: AsyncLLM) -> None:
-    from penstock.engines.vllm.frontend.structured_output import tell_reasons, verify_messages
-
-    tell_reasons()
-    verify_messages(app.state)
-
-
-def _keep_responses(app: FastAPI, llm: AsyncLLM) -> None:
-    from penstock.engines.vllm.frontend.response_store import keep_responses
-
-    keep_responses(app.state)
-
-
-def _name_items(app: FastAPI, llm: AsyncLLM) -> None:
-    from penstock.engines.vllm.frontend.response_store import name_items
-
-    name_items()
-
-
-def _add_calls(app: FastAPI, llm: AsyncLLM) -> None:
-    from penstock.engines.vllm.frontend.response_store import add_calls
-
-    add_calls(app)
-
-
-def _hold_arguments(app: FastAPI, llm: AsyncLLM) -> None:
-    from penstock.engines.vllm.frontend.forced_tools import hold_arguments
-
-    hold_arguments(app.state)
-
-
-def _answer_texts(app: FastAPI, llm: AsyncLLM) -> None:
-    from penstock.engines.vllm.frontend.transcript_text import answer_texts
-
-    answer_texts(app)
-
-
-def _take_prepared(app: FastAPI, llm: AsyncLLM) -> None:
-    from penstock.engines.vllm.frontend.prepared_prompts import take_prepared
-
-    take_prepared(llm.renderer, llm.model_config)
-
-
-_CHANGES: dict[str, Callable[[FastAPI, Any], None]] = {
-    "fast_stream": _stream,
-    "fast_stream_beside_tools": _stream_beside_tools,
-    "stop_strings": _hold_stops,
-    "single_tokens": _cut_for_parsers,
-    "response_store": _keep_responses,
-    "item_references": _name_items,
-    "response_calls": _add_calls,
-    "request_limits": _limit,
-    "runner_limits": _limit_lists,
-    "text_limits": _limit_texts,
-    "structure_errors": _tell_reasons,
-    "strict_tools": _hold_arguments,
-    "transcript_text": _answer_texts,
-    "prepared_prompts": _take_prepared,
-}
-"""In the order in which they wrap: the last one sees a request first."""
+_CHANGES: tuple[tuple[str, str, _Given], ...] = (
+    ("fast_stream", "frontend.fast_stream:use_fast_path", _state),
+    ("fast_stream_beside_tools", "frontend.fast_stream:use_beside_tools", _state),
+    ("stop_strings", "frontend.token_text:hold_stops", _config),
+    ("single_tokens", "frontend.token_text:cut_for_parsers", lambda app, llm: (app.state, llm)),
+    ("response_store", "frontend.response_store:keep_responses", _state),
+    ("item_references", "frontend.response_store:name_items", lambda app, llm: ()),
+    ("response_calls", "frontend.response_store:add_calls", lambda app, llm: (app,)),
+    ("request_limits", "frontend.limits:hold", _state),
+    ("runner_limits", "frontend.limits:hold_to_runner", _config),
+    ("text_limits", "tokenizing.texts:limit_texts", lambda app, llm: (llm.renderer,)),
+    ("text_limits", "tokenizing.texts:limit_scores", _state),
+    ("structure_errors", "frontend.structured_output:tell_reasons", lambda app, llm: ()),
+    ("structure_errors", "frontend.structured_output:verify_messages", _state),
+    ("strict_tools", "frontend.forced_tools:hold_arguments", _state),
+    ("transcript_text", "frontend.transcript_text:answer_texts", lambda app, llm: (app,)),
+    (
+        "prepared_prompts",
+        "frontend.prepared_prompts:take_prepared",
+        lambda app, llm: (llm.renderer, llm.model_config),
+    ),
+)
+"""Capability, function, and its arguments, in the order in which they wrap: the last sees a request first."""

@@ -37,16 +37,12 @@ def tell_reasons() -> None:
 def verify_messages(state: Any) -> None:
     """Verifies up front for vLLM's Messages endpoint, whose streams turn every error into the same one."""
     serving = getattr(state, "anthropic_serving_messages", None)
-    if serving is None:
-        return
-    chat = serving.create_chat_completion
-
-    async def checked(request: Any, *more: Any) -> Any:
-        if request.stream:
-            verify(serving, request)
-        return await chat(request, *more)
-
-    serving.create_chat_completion = checked
+    limits.before(
+        state,
+        "anthropic_serving_messages",
+        "create_chat_completion",
+        lambda request: verify(serving, request) if request.stream else None,
+    )
 
 
 def verify(serving: Any, request: Any) -> None:

@@ -32,8 +32,10 @@ def limit_texts(renderer: Any) -> None:
     take_turns(renderer._executor, apart)  # poolers process media there, too, with a cache for one thread
 
 
-def limit_scores(serving: Any) -> None:
-    """Limits the texts of pairs, which vLLM tokenizes together. serving: its handler of scores."""
+def limit_scores(state: Any) -> None:
+    """Limits the texts of pairs, which vLLM tokenizes together. state: of vLLM's app."""
+    if (serving := getattr(state, "serving_scores", None)) is None:
+        return
     processor: Any = serving.io_processor
     read = processor.valid_inputs_online
 
