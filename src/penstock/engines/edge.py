@@ -45,14 +45,14 @@ class Edge:
         heard: Heard = foreign.heard,
     ) -> None:
         self._app = app
-        self._death = death
-        self._absent = absent
-        self._heard = heard
+        self.death = death
+        self.absent = absent
+        self.heard = heard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        answer = _Answer(send, self._death, self._absent, self._heard, scope["path"])
+        answer = _Answer(self, send, scope["path"])
         try:
             await self._app(scope, receive, answer.send)
         except Error as error:
@@ -66,14 +66,10 @@ class Edge:
 class _Answer:
     """One response on its way out."""
 
-    def __init__(
-        self, send: Send, death: Callable[[], str | None], absent: Absent, heard: Heard, path: str
-    ) -> None:
+    def __init__(self, edge: Edge, send: Send, path: str) -> None:
+        self._edge = edge
         self._send = send
         self._form = form(path)
-        self._death = death
-        self._absent = absent
-        self._heard = heard
         self._path = path
         self._begun = False
         self._start_held: Message | None = None
@@ -84,7 +80,7 @@ class _Answer:
     async def send(self, message: Message) -> None:
         if self._begun and not self._ended:
             if message.get("body", b"").startswith(_ERROR_EVENTS):
-                error = self._heard(message["body"], None)
+                error = self._edge.heard(message["body"], None)
                 _log_failure(error.status, message["body"])
                 await self._break_off(error)
             else:
@@ -123,8 +119,8 @@ class _Answer:
             kept = [(name, value) for name, value in start["headers"] if name.lower() in _KEPT]
             body = b"".join(self._pieces)
             _log_failure(start["status"], body)
-            better = self._absent(self._path) if start["status"] == _NOT_FOUND else None
-            await self._refuse(better or self._heard(body, start["status"]), kept)
+            better = self._edge.absent(self._path) if start["status"] == _NOT_FOUND else None
+            await self._refuse(better or self._edge.heard(body, start["status"]), kept)
 
     async def _refuse(self, error: Error, kept: list[tuple[bytes, bytes]]) -> None:
         self._ended = True
@@ -142,7 +138,7 @@ class _Answer:
         return await self._send({"type": "http.response.body", "body": self._form.event(self._named(error))})
 
     def _named(self, error: Error) -> Error:
-        reason = self._death() if error.status >= 500 else None
+        reason = self._edge.death() if error.status >= 500 else None
         return EngineDead(reason) if reason else error
 
 
