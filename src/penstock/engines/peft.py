@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from penstock.engine import plain_name
+from penstock.errors import AdapterBroken
+
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _PICKLED = ("adapter_model.bin", "adapter_model.pt")
@@ -25,6 +28,13 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 class Broken(ValueError):
     """What is wrong with an adapter, as the end of a sentence about it."""
+
+
+def refusal(name: str, why: str) -> AdapterBroken:
+    """The error about an adapter that an engine does not take."""
+    return AdapterBroken(
+        f"The adapter '{plain_name(name)}' cannot be loaded: {why.rstrip('.')}.", param="model"
+    )
 
 
 def declared(folder: Path) -> dict[str, Any]:
@@ -59,6 +69,11 @@ def check(folder: Path, max_rank: int, base: Shapes) -> None:
         _check_tensors(_lora(shapes(folder / WEIGHTS)), config, base)
     elif not any((folder / name).is_file() for name in _PICKLED):
         raise Broken(f"it has no {WEIGHTS}")
+
+
+def shapes_in(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Tensors of all safetensors files of a folder by name. Raises: as `shapes`."""
+    return {name: shape for file in folder.glob("*.safetensors") for name, shape in shapes(file).items()}
 
 
 def shapes(file: Path) -> dict[str, tuple[int, ...]]:

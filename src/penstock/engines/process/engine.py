@@ -36,7 +36,6 @@ from penstock.engines.process.relay import ModelNames, Relay
 from penstock.engines.process.wire import BROKEN, Wire
 from penstock.engines.watchdog import STUCK_S, Watchdog
 from penstock.errors import (
-    AdapterBroken,
     BadRequest,
     EngineDead,
     EngineStartFailed,
@@ -151,7 +150,7 @@ class ProcessEngine(EngineControl):
         try:
             await asyncio.to_thread(peft.check, path, sys.maxsize, {})
         except peft.Broken as error:
-            raise _broken(name, str(error)) from error
+            raise peft.refusal(name, str(error)) from error
         async with self.at_work() as wire:
             await self._load(wire, name, path)
         self._adapters[name] = path
@@ -423,7 +422,7 @@ class ProcessEngine(EngineControl):
                 "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
             )
         message = foreign.said(body)[0].replace(str(path), "it").split()
-        raise _broken(name, f"the engine says: {' '.join(message)}")
+        raise peft.refusal(name, f"the engine says: {' '.join(message)}")
 
 
 def _free_port() -> int:
@@ -436,9 +435,3 @@ def _is_listening(port: int) -> bool:
     """Whether a process listens there."""
     with socket.socket() as probe:
         return probe.connect_ex((_HOST, port)) == 0
-
-
-def _broken(name: str, why: str) -> AdapterBroken:
-    return AdapterBroken(
-        f"The adapter '{plain_name(name)}' cannot be loaded: {why.rstrip('.')}.", param="model"
-    )

@@ -17,7 +17,7 @@ import msgspec
 from penstock.config.messages.problems import translated
 from penstock.engine import Progress, plain_name
 from penstock.engine_control import DEFAULT_WEIGHTS, PauseMode
-from penstock.engines import foreign
+from penstock.engines import foreign, peft
 from penstock.engines.edge import Edge
 from penstock.engines.process import completion
 from penstock.engines.process.engine import ProcessEngine
@@ -28,7 +28,7 @@ from penstock.engines.process.wire import BROKEN, Wire
 from penstock.engines.sglang import errors, metrics, parameters, server
 from penstock.engines.sglang.flags import SGLangOptions, as_process
 from penstock.engines.sglang.front import SGLangFront
-from penstock.errors import AdapterBroken, BadRequest, Conflict, ModelNotFound, Unsupported
+from penstock.errors import BadRequest, Conflict, ModelNotFound, Unsupported
 from penstock.request_context import using_adapter
 
 if TYPE_CHECKING:
@@ -230,10 +230,7 @@ class SGLangEngine(ProcessEngine):
         status, body = await wire.post("/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
         if status >= 400:
             why = " ".join(_message(body).replace(str(path), "it").split())
-            raise AdapterBroken(
-                f"The adapter '{plain_name(name)}' cannot be loaded: SGLang says: {why.rstrip('.')}.",
-                param="model",
-            )
+            raise peft.refusal(name, f"SGLang says: {why}")
 
     async def unload_adapter(self, name: str) -> None:
         if self._adapters.pop(name, None) is not None and not self._asleep:

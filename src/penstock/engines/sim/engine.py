@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.asgi import ASGIApp
 from penstock.config.messages.problems import translated
-from penstock.engine import Delta, Load, Progress, Prompt, no_progress, plain_name
+from penstock.engine import Delta, Load, Progress, Prompt, no_progress
 from penstock.engine_control import DEFAULT_WEIGHTS, PARTS, EngineControl, PauseMode
 from penstock.engines import peft
 from penstock.engines.prepared import prepared
@@ -25,7 +25,6 @@ from penstock.engines.sim.prompt import Tokens, each, read_prompt
 from penstock.engines.sim.reply import POOLED, PlannedReply, plan
 from penstock.engines.sim.scheduler import Clock, Counts, Scheduler
 from penstock.errors import (
-    AdapterBroken,
     BadRequest,
     EngineDead,
     EngineStartFailed,
@@ -141,7 +140,7 @@ class SimEngine(EngineControl):
         try:
             await asyncio.to_thread(peft.declared, path)
         except peft.Broken as error:
-            raise AdapterBroken(f"The adapter '{plain_name(name)}' cannot be loaded: {error}.") from error
+            raise peft.refusal(name, str(error)) from error
         await asyncio.sleep(self.options.adapter_load_s)
         self._adapters.add(name)
 

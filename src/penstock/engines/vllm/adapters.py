@@ -115,7 +115,7 @@ class LoadedAdapters:
         try:
             await asyncio.to_thread(self._check, path, self._config.max_lora_rank)
         except peft.Broken as error:
-            raise _broken(name, str(error)) from error
+            raise peft.refusal(name, str(error)) from error
         async with self._llm.turn:
             if name not in self._loaded:
                 request = LoRARequest(self._register.key(name), self._next_id.inc(1), str(path))
@@ -167,16 +167,13 @@ class LoadedAdapters:
 
         Not for a quantized model, which packs them in its own way.
         """
-        found: dict[str, tuple[int, ...]] = {}
         if self._llm.model_config.quantization is not None:
-            return found
+            return {}
         try:
-            for file in Path(self._llm.model_config.model).glob("*.safetensors"):
-                found |= peft.shapes(file)
+            return peft.shapes_in(Path(self._llm.model_config.model))
         except peft.Broken:
             log.warning("The model's files cannot be read: adapters are not compared with it.")
             return {}
-        return found
 
     async def _add(self, name: str, request: LoRARequest) -> None:
         """vLLM loads it in its core; whatever a failed load left there is removed."""
@@ -190,17 +187,11 @@ class LoadedAdapters:
                 raise meant from error
             log.exception("vLLM refused the adapter %s", request.lora_name)
             await self._llm.remove_lora(request.lora_int_id)
-            raise _broken(name, f"vLLM says: {_said(error, request)}") from error
+            raise peft.refusal(name, f"vLLM says: {_said(error, request)}") from error
 
 
 def _not_loaded(name: str) -> ModelNotFound:
     return ModelNotFound(f"The adapter '{plain_name(name)}' is not loaded.", param="model")
-
-
-def _broken(name: str, why: str) -> AdapterBroken:
-    return AdapterBroken(
-        f"The adapter '{plain_name(name)}' cannot be loaded: {why.rstrip('.')}.", param="model"
-    )
 
 
 def _said(error: Any, request: LoRARequest) -> str:

@@ -326,13 +326,12 @@ class VLLMControl(EngineControl):
 
 def _check_weights(source: Path, current: Path) -> None:
     """vLLM would notice only after it has begun to overwrite the current weights."""
-    files = sorted(source.glob("*.safetensors")) if source.is_dir() else []
-    if not files:
+    if not any(source.glob("*.safetensors")):
         raise BadRequest(
             f"There are no weights in {source}: no folder with .safetensors files.", param="source"
         )
     try:
-        found, wanted = _shapes(files), _shapes(sorted(current.glob("*.safetensors")))
+        found, wanted = peft.shapes_in(source), peft.shapes_in(current)
     except peft.Broken as error:
         raise BadRequest(f"The weights in {source} cannot be read: {error}.", param="source") from error
     for name, shape in wanted.items():
@@ -341,13 +340,6 @@ def _check_weights(source: Path, current: Path) -> None:
             raise BadRequest(
                 f"The weights in {source} are not of this model: '{name}' {fault}.", param="source"
             )
-
-
-def _shapes(files: Sequence[Path]) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
-    for file in files:
-        found |= peft.shapes(file)
-    return found
 
 
 def _last_line(error: Exception) -> str:
