@@ -110,7 +110,7 @@ class Child:
         assert self._process.stdout is not None
         self._process.stdout.close()
         if not self.ended.done():
-            self.ended.set_result(_said_by(status))
+            self.ended.set_result(said_by(status))
 
 
 def _kill_group(pid: int) -> None:
@@ -121,7 +121,8 @@ def _kill_group(pid: int) -> None:
         return
 
 
-def _said_by(status: int) -> str:
+def said_by(status: int) -> str:
+    """What an exit status says; one above 128 is that of a keeper or a shell whose command was killed."""
     killed_by = -status if status < 0 else status - 128
     if killed_by not in set(signal.Signals):
         return f"its process ended with status {status}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
+from penstock.engines.process.child import said_by
 from penstock.engines.vllm.capabilities.state import Capabilities
 from penstock.engines.vllm.core import failure_reason, kv_transfer, plugin
 from penstock.errors import EngineDead
@@ -187,11 +187,3 @@ class Core:
         text = self.reason() or said_by(status)
         if not self.ended.done():
             self.ended.set_result(text)
-
-
-def said_by(status: int) -> str:
-    """What an exit status says, for a process that recorded no reason."""
-    if status >= 0:
-        return f"its process ended with status {status}"
-    hint = ", perhaps because memory ran out" if -status == signal.SIGKILL else ""
-    return f"its process was killed by {signal.Signals(-status).name}{hint}"
