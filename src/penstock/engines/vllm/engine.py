@@ -108,11 +108,13 @@ class VLLMEngine:
         _refuse_unfit(config, shape, self._gang, fitting)
         self._core = core = Core(self._folder, self._gang)
         self._plan = plan = await asyncio.to_thread(_plan, config, shape, self._gang)
+        from penstock.engines.vllm.frontend.app import download, import_rest  # `_plan` has imported it
+
         if not _is_local(config):  # arguments that vLLM parses in its own way
             progress("download")
-            await asyncio.to_thread(_download, plan)
+            await asyncio.to_thread(download, plan)
         progress("load")
-        await asyncio.gather(self._load(core), asyncio.to_thread(_import_rest, plan, fitting))
+        await asyncio.gather(self._load(core), asyncio.to_thread(import_rest, plan, fitting))
         with uncollected():
             app = await self._connect(core, plan, progress)
         await self._make_one_token(app)
@@ -405,19 +407,6 @@ async def _responder(llm: TimedLLM, app: FastAPI) -> RowResponder | None:
 
 def _is_local(config: LLMConfig) -> bool:
     return Path(config.model_source).exists()
-
-
-def _download(plan: Plan) -> None:
-    from penstock.engines.vllm.frontend.app import download
-
-    download(plan)
-
-
-def _import_rest(plan: Plan, fitting: Capabilities) -> None:
-    from penstock.engines.vllm.frontend.app import import_rest
-
-    with uncollected():
-        import_rest(plan, fitting)
 
 
 def _refuse_unfit(config: LLMConfig, shape: Shape, gang: Gang | None, fitting: Capabilities) -> None:

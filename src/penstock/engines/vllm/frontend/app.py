@@ -27,6 +27,7 @@ from vllm.v1.executor import Executor
 from penstock.engines.vllm.arguments.serve_cli import FrontendArgs, validate_parsed_serve_args
 from penstock.engines.vllm.capabilities.state import Capabilities
 from penstock.engines.vllm.core import kv_transfer
+from penstock.engines.vllm.core.imports import uncollected
 from penstock.engines.vllm.frontend import additions
 from penstock.engines.vllm.frontend.load import Scheduled
 from penstock.engines.vllm.frontend.timing import TimedLLM
@@ -69,6 +70,7 @@ def download(plan: Plan) -> None:
     get_model_loader(plan.vllm_config.load_config).download_model(plan.vllm_config.model_config)
 
 
+@uncollected()
 def import_rest(plan: Plan, capabilities: Capabilities) -> None:
     """Imports what the front-end needs once the core is ready, and loads the tokenizer, while the core loads
     the model. Raises: ValueError for a tokenizer or chat template that does not work.
