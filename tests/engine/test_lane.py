@@ -178,7 +178,8 @@ async def test_an_aborted_request_ends_as_vllm_ends_it(recorded: Recorded) -> No
     llm: Any = recorded.served.engine._llm  # pyright: ignore[reportAttributeAccessIssue]
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 400, "ignore_eos": True}
     asking = asyncio.create_task(recorded.ask(CHAT, body))
-    await until(lambda: recorded.served.engine.load().running == 1)
+    states = llm.output_processor.request_states
+    await until(lambda: any(not state.is_prefilling for state in states.values()))  # its first token is there
     await llm.pause_generation(mode="abort")
     await asking
     await llm.resume_generation()
