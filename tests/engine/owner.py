@@ -5,6 +5,9 @@ It says each phase of its start, "ready", and waits.
 
 import asyncio
 import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2]))  # as pytest does for `tests`
 
 from enginetest import child_config, vllm_config
 
