@@ -2,8 +2,7 @@
 
     python -m benchmarks.serve_apps ray-llm|ray-llm-adapters|penstock PORT MODEL EXECUTOR
 
-The same Ray and the same Serve around either. Ends on SIGTERM. This module is the only one that imports Ray's
-LLM package, and only as the peer.
+The same Ray and the same Serve around either. Ends on SIGTERM. Imports Ray's LLM package, as the peer alone.
 """
 
 from __future__ import annotations

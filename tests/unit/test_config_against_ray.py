@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import ray
+from benchmarks.ray_configs import read
 from ray import serve
 from ray.runtime_env import RuntimeEnv as RayRuntimeEnv
 from ray.serve import config as serve_config
@@ -170,24 +171,8 @@ def test_serve_takes_the_options_that_we_compute(values):
     assert serve.deployment(Replica).options(**options).name == "LLMServer:m"
 
 
+ROOT = Path(__file__).parents[2]
 BUNDLES = {"bundles": [{"GPU": 1}, {"GPU": 1, "CPU": 2}], "strategy": "SPREAD"}
-PROGRAM = """
-def read(config):
-    as_data = lambda value: value if type(value) in (str, int, float, bool, dict, list) else None
-    return {
-        name: [type(value).__name__, as_data(value)]
-        for name in {*type(config).model_fields, "model_id", "max_request_context_length"}
-        for value in [getattr(config, name, None)]
-    }
-"""
-RAYS_PROGRAM = f"""
-import json, sys
-from ray.llm._internal.batch.processor.vllm_engine_proc import vLLMEngineProcessorConfig
-from ray.llm._internal.serve.core.configs.llm_config import LLMConfig, LoraConfig, ModelLoadingConfig
-{PROGRAM}
-made = [[name, globals()[name](**values)] for name, values in json.loads(sys.argv[1])]
-print(json.dumps([read(config) for _, config in made]))
-"""
 READ: list[tuple[type[Any], dict[str, Any]]] = [
     (LLMConfig, {"model_loading_config": {"model_id": "m"}}),
     (
@@ -237,19 +222,17 @@ READS_OTHERWISE = {
 
 @cache
 def read_by_ray() -> list[dict[str, Any]]:
-    """What Ray's own configs give back for READ. In a process of its own: it imports Ray's LLM code."""
+    """What Ray's own configs give back for READ."""
     asked = json.dumps([(kind.__name__, values) for kind, values in READ])
-    command = [sys.executable, "-c", RAYS_PROGRAM, asked]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=120)
+    command = [sys.executable, "-m", "benchmarks.ray_configs", asked]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=120)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("place", range(len(READ)), ids=lambda place: READ[place][0].__name__)
 def test_a_config_gives_back_what_rays_does(place: int):
     kind, values = READ[place]
-    found: dict[str, Any] = {}
-    exec(PROGRAM, found)
-    ours, theirs = json.loads(json.dumps(found["read"](kind(**values)))), read_by_ray()[place]
+    ours, theirs = json.loads(json.dumps(read(kind(**values)))), read_by_ray()[place]
     accounted = {name for name in theirs if {name, f"{kind.__name__}.{name}"} & READS_OTHERWISE.keys()}
     names = theirs.keys() - accounted
     assert {name: ours[name] for name in names} == {name: theirs[name] for name in names}
@@ -280,6 +263,6 @@ def test_experimental_keys_are_rays():
     folder = Path(ray.__file__).parent / "llm" / "_internal" / "serve"
     text = "\n".join(file.read_text() for file in folder.rglob("*.py"))
     named = set(re.findall(r'^\w+_KEY = "([A-Z_]+)"', text, re.MULTILINE))
-    read = set(re.findall(r'experimental_configs\s*\.get\(\s*"(\w+)"', text)) | named
-    assert read
-    assert read <= {*ExperimentalConfigs.model_fields, *_RAYS_OWN}
+    looked_up = set(re.findall(r'experimental_configs\s*\.get\(\s*"(\w+)"', text)) | named
+    assert looked_up
+    assert looked_up <= {*ExperimentalConfigs.model_fields, *_RAYS_OWN}
