@@ -87,6 +87,7 @@ def test_what_cannot_be_right_is_named(tmp_path: Path, tensors: Shapes, said: st
         ({"r": "4"}, "gives no rank `r`"),
         ({"r": 0}, "gives no rank `r`"),
         ({"rank_pattern": [1]}, "gives no rank `r`"),
+        ({"rank_pattern": {"(q_proj": 4}}, "has a faulty expression"),
         ({"peft_type": "IA3"}, "its peft_type is 'IA3', and only 'LORA' can be served"),
     ],
 )

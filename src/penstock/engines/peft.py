@@ -113,7 +113,10 @@ def _rank_of(layer: str, config: Mapping[str, Any]) -> int:
     """By the first pattern that fits the end of its name, as in PEFT. The strength follows from it."""
     pattern: Mapping[str, int] = config.get("rank_pattern") or {}
     fitting = (rank for name, rank in pattern.items() if re.fullmatch(rf"(.*\.)?({name})", layer))
-    return next(fitting, config["r"])
+    try:
+        return next(fitting, config["r"])
+    except re.error as error:
+        raise Broken(f"the rank_pattern of its {CONFIG} has a faulty expression ({error})") from error
 
 
 def _lora(found: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
