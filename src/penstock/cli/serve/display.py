@@ -84,7 +84,7 @@ class Display:
 
     def close(self, *, failed: bool = False) -> None:
         """No part changes any more. failed: those that were not done did not get there."""
-        for row in self._rows.values():
+        for row in list(self._rows.values()):
             if failed and row.ended is None:
                 self.end(row.label, failed=True)
 

@@ -88,7 +88,10 @@ class OwnAnswers:
         found = await asyncio.gather(*(self._documents.get(model.id, "/openapi.json") for model in models))
         whole = await asyncio.to_thread(  # it has thousands of parts
             openapi.document,
-            [(model.id, said, model.paths) for model, said in zip(models, found, strict=True)],
+            [
+                openapi.Described(model.id, said, model.paths)
+                for model, said in zip(models, found, strict=True)
+            ],
             [
                 openapi.Endpoint(one.path, one.methods, one.handler is Handler.ENGINE, one.public)
                 for one in ALL

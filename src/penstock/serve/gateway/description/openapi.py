@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -49,8 +49,14 @@ _KINDS = dict.fromkeys(("/livez", "/-/healthz", "/metrics"), "text/plain") | {
 }
 
 
-Described = tuple[str, Document | None, Sequence[str]]
-"""A model's id, its engine's own description, if it has one now, and the endpoints of its server class."""
+class Described(NamedTuple):
+    """A model. document: its engine's own description; None when it has none now. own_paths: endpoints of
+    its server class.
+    """
+
+    id: str
+    document: Document | None
+    own_paths: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,7 @@ def document(
     for model in models:
         for path, method, operation in _operations(model, passed_on.keys(), schemas):
             known = paths.setdefault(path, {}).setdefault(method, operation)
-            known["x-models"].append(model[0])
+            known["x-models"].append(model.id)
     for one in endpoints:
         for method in () if one.by_engine else one.methods:
             paths.setdefault(one.path, {})[method.lower()] = _own(one)
@@ -103,8 +109,8 @@ def document(
 
 
 def _said(models: Sequence[Described]) -> str:
-    silent = ", ".join(model_id for model_id, document, _ in models if document is None)
-    text = f"One gateway to {', '.join(model_id for model_id, _, _ in models)}."
+    silent = ", ".join(model.id for model in models if model.document is None)
+    text = f"One gateway to {', '.join(model.id for model in models)}."
     more = f" The endpoints of {silent} are left out: no replica that describes them is ready."
     return text + (more if silent else "")
 
