@@ -1,3 +1,5 @@
+// Vercel's AI SDK by three providers: tool loops, continued history, streams, structured output, embeddings, an error.
+// Run by tests/ray/test_client_libraries.py.
 import assert from "node:assert";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";

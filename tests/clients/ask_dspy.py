@@ -1,3 +1,5 @@
+"""DSPy: chat and Responses by `dspy.LM`, embeddings, and an unknown model's error."""
+
 import os
 
 import dspy

@@ -1,3 +1,5 @@
+"""Haystack: chat and Responses generators, an agent with a tool, streams, both embedders, an error."""
+
 import os
 from typing import Annotated
 

@@ -1,3 +1,5 @@
+"""instructor: objects by tool calls, by a schema and over Responses, a partial stream, an error."""
+
 from typing import Literal
 
 import instructor

@@ -1,3 +1,5 @@
+"""LangChain: chat and Responses, streams, a tool loop, structured output, a vector store, an error."""
+
 from typing import Literal
 
 import pytest

@@ -1,3 +1,5 @@
+"""LiteLLM: chat with reasoning, a rebuilt stream, a tool loop, Responses, embeddings, an error."""
+
 import os
 
 import litellm

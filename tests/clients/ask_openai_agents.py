@@ -1,3 +1,5 @@
+"""OpenAI's Agents SDK: a tool loop, continued history, a stream, an output type, an error."""
+
 import asyncio
 from typing import Literal
 

@@ -1,3 +1,5 @@
+"""outlines: chat, stream, model, choice, regex and grammar, and an unknown model's error."""
+
 from typing import Literal
 
 import outlines

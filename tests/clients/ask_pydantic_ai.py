@@ -1,3 +1,5 @@
+"""pydantic-ai: a tool loop, continued history, streams, both kinds of output, embeddings, an error."""
+
 from typing import Literal
 
 import pytest
