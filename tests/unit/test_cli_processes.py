@@ -21,7 +21,9 @@ time.sleep(99)
 """
 ORPHAN_MAKER = f"""
 import subprocess, sys
-print(subprocess.Popen([sys.executable, "-c", {STUBBORN!r}]).pid, flush=True)
+left = subprocess.Popen([sys.executable, "-c", {STUBBORN!r}], stdout=subprocess.PIPE)
+left.stdout.readline()  # "up": it ignores SIGTERM by now
+print(left.pid, flush=True)
 """
 
 
@@ -83,7 +85,9 @@ def test_what_the_work_leaves_behind_is_ended(guarded: Guarded):
     process = guarded(
         """
         def work(told):
-            left = subprocess.Popen([sys.executable, "-c", STUBBORN], start_new_session=True)
+            command = [sys.executable, "-c", STUBBORN]
+            left = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
+            left.stdout.readline()  # "up": it ignores SIGTERM by now
             print(left.pid, flush=True)
             return 0
         """
