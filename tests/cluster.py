@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -59,7 +60,7 @@ def running(port: int, folder: Path) -> Iterator[Cluster]:
             "RAY_worker_niceness": "0",
         }
         with environment(inherited):
-            context = ray.init(
+            context: Any = ray.init(
                 "local",
                 num_cpus=8,
                 num_gpus=2,
@@ -98,7 +99,8 @@ def own_applications() -> Iterator[None]:
 
 def session_folder() -> Path:
     """Where the cluster keeps its logs and sockets; other clusters on the machine have others."""
-    return Path(ray._private.worker.global_worker.node.get_session_dir_path())
+    worker: Any = ray._private.worker  # pyright: ignore[reportAttributeAccessIssue]
+    return Path(worker.global_worker.node.get_session_dir_path())
 
 
 def look_often() -> None:

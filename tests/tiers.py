@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.device import without_gpu
@@ -115,5 +116,6 @@ def group(item: pytest.Item) -> str:
     """The shared fixture that the test asks for, itself or by another fixture; else its file."""
     names = set(getattr(item, "fixturenames", ()))
     if "under_test" in names and hasattr(item, "callspec"):
-        names.add(ENGINES.get(item.callspec.params.get("under_test"), ""))
+        parametrized: Any = item
+        names.add(ENGINES.get(parametrized.callspec.params.get("under_test"), ""))
     return next((fixture for fixture in SHARED if fixture in names), item.location[0])

@@ -25,7 +25,7 @@ class Recording(SimEngine):
 
 
 @asynccontextmanager
-async def server(kind: type[LLMServer] = LLMServer, **values: Any) -> AsyncIterator[LLMServer]:
+async def server(kind: type[LLMServer] = LLMServer, **values: Any) -> AsyncIterator[Any]:
     """A started server whose engine records."""
     config = LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sim", **values)
     made = kind.sync_init(config, engine_cls=Recording)

@@ -79,10 +79,12 @@ async def test_node(jobs: JobsServed, folder: Path):
             ["batch.mjs"],
             return_completed_process=True,
             stdout=subprocess.PIPE,
+            text=True,
             cwd=folder,
             check=True,
             timeout=120,
         )
-        return done.stdout.decode()
+        assert isinstance(done, subprocess.CompletedProcess)
+        return done.stdout
 
     check(await asyncio.to_thread(asked))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from served import Served, chat, until
@@ -152,7 +153,7 @@ async def test_a_body_must_come_in_time(served: Served, monkeypatch: pytest.Monk
 
 
 async def connected(served: Served) -> list:
-    protocols = served.port._server.server_state.connections
+    protocols: Any = served.port._server.server_state.connections
     await until(lambda: protocols and all(protocol._accepted for protocol in protocols))
     return list(protocols)
 

@@ -129,6 +129,7 @@ async def test_a_payload_with_a_file_is_sent_as_a_form_each_time():
     async def transcribe(request: web.Request) -> web.Response:
         fields = await request.post()
         sound = fields["file"]
+        assert isinstance(sound, web.FileField)
         found.append((sound.filename, sound.content_type, sound.file.read()))
         return web.json_response(
             {"model": fields["model"], "n": fields["n"]}, status=500 if len(found) == 1 else 200

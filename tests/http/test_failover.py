@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import httpx
 import openai
@@ -152,7 +153,8 @@ async def test_a_kept_connection_that_went_stale_is_replaced_without_a_failure(s
     async with served.http() as http:
         assert (await http.post("/v1/chat/completions", json=chat())).status_code == 200
         for port in listener._sockets._ports:
-            for protocol in list(port._server.server_state.connections):
+            protocols: list[Any] = list(port._server.server_state.connections)
+            for protocol in protocols:
                 if protocol.cycle and protocol.cycle.response_complete:
                     protocol.transport.abort()
         assert (await http.post("/v1/chat/completions", json=chat())).status_code == 200

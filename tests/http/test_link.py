@@ -15,11 +15,16 @@ from penstock.transport.connection import ReplicaConnection
 from penstock.transport.pool import connect
 
 
-async def words(replica: Replica, gateway_id: str = "g") -> asyncio.Queue[link.Hello | link.LoadReport]:
-    said: asyncio.Queue[link.Hello | link.LoadReport] = asyncio.Queue()
+class Said(asyncio.Queue[link.Hello | link.LoadReport]):
+    task: asyncio.Task[None]
+    """It listens, and is kept alive by this."""
+
+
+async def words(replica: Replica, gateway_id: str = "g") -> Said:
+    said = Said()
     connection: ReplicaConnection = await connect(replica.address, NODE, lambda _: None)
     listening = link.listen(connection, replica.address.secret, gateway_id, said.put_nowait)
-    said.task = asyncio.create_task(listening)  # kept alive by its queue
+    said.task = asyncio.create_task(listening)
     return said
 
 

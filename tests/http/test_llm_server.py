@@ -1,6 +1,7 @@
 """The replica in plain Python: constructors, streams, every method of a handle, adapters."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,7 +137,7 @@ def with_adapters(folder: Path, names: str, **lora: object) -> LLMConfig:
     return sim(lora_config={"dynamic_lora_loading_path": str(folder)} | lora)
 
 
-async def said(server: LLMServer, **request: object) -> object:
+async def said(server: LLMServer, **request: object) -> Any:
     (answer,) = [item async for item in await server.chat({"messages": HELLO} | request)]
     return answer
 

@@ -105,10 +105,7 @@ async def test_gateways_of_one_group_share_a_port():
 
 
 async def test_gateways_that_start_together_share_a_port(free_port: int):
-    ports = await asyncio.gather(
-        *(serve_on(app, "127.0.0.1", free_port, group="a") for _ in range(4)),
-        return_exceptions=True,
-    )
+    ports = await asyncio.gather(*(serve_on(app, "127.0.0.1", free_port, group="a") for _ in range(4)))
     assert [port.number for port in ports] == [free_port] * 4
     await asyncio.gather(*(port.close() for port in ports))
 

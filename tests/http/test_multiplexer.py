@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import httpx
 import pytest
@@ -174,7 +175,7 @@ async def test_a_connection_that_broke_before_the_answer_began_costs_the_stream_
         asked = asyncio.create_task(numbers(http))
         await entered.wait()
         for sender in listener._guard._multiplexers.values():
-            sender._closed = True  # its connection was reset, and the gateway has not noticed yet
+            sender.closed = True  # its connection was reset, and the gateway has not noticed yet
         gate.set()
         assert await asked == [*map(str, range(20)), "[DONE]"]
         assert len(steps.asked) == 1
@@ -222,7 +223,7 @@ class Texts:
     async def __call__(self, scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": SSE})
         await send({"type": "http.response.body", "body": self.frame.around(b"first"), "more_body": True})
-        way = shortcut.get()
+        way: Any = shortcut.get()
         for texts in self.turns:
             for text in texts:
                 way.push(self.frame, text)
@@ -247,7 +248,7 @@ async def test_pieces_of_a_stream_that_come_together_leave_in_one_chunk(served: 
     async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": SSE})
         await send({"type": "http.response.body", "body": b"data: 0\n\n", "more_body": True})
-        way = shortcut.get()
+        way: Any = shortcut.get()
         await until(lambda: not way._sender._waiting_bytes)
         for n in range(1, 6):
             way._sender.push(way._number, b"data: %d\n\n" % n)

@@ -33,6 +33,7 @@ class Faulty:
     """A replica that answers until `fault` is set; then `fault` gets each request, and may answer it."""
 
     listener: Listener
+    draining: asyncio.Task[object]
 
     def __init__(self, text: bytes, fault: Fault | None) -> None:
         self.text, self.fault, self.asked = text, fault, 0
@@ -196,9 +197,8 @@ async def test_a_replica_that_did_not_take_the_request_costs_nothing(
 async def test_a_full_backlog_costs_nothing(served: Served, network: bool):
     await served.gateway("m")
     one = await replica(served, network)
-    listening = socket.socket(
-        fileno=os.dup(one.listener._sockets._ports[-1]._server.servers[0]._socket.fileno())
-    )
+    serves: Any = one.listener._sockets._ports[-1]._server.servers[0]
+    listening = socket.socket(fileno=os.dup(serves._socket.fileno()))
     listening.listen(1)
     async with served.http(limits=httpx.Limits(max_connections=None)) as http:
         answers = await asyncio.gather(*(http.post(CHAT, json=chat()) for _ in range(20)))
@@ -286,7 +286,8 @@ async def test_what_a_broken_sink_costs_is_its_own_stream(served: Served):
         async with http.stream("POST", CHAT, json=long) as second:
             lines = second.aiter_lines()
             await anext(lines)
-            next(iter(pool.multiplexer._streams.values()))._sink = lambda piece: 1 / 0
+            broken_one: Any = next(iter(pool.multiplexer._streams.values()))
+            broken_one._sink = lambda piece: 1 / 0
             assert "engine_dead" in "".join([line async for line in broken])
             assert "[DONE]" in "".join([line async for line in lines])
         await nothing_is_left(served, http, [], 2)

@@ -1,6 +1,7 @@
 """A model without a router: HTTP by a gateway in its replica, with the limits and keys that were bound."""
 
 import asyncio
+from typing import Any
 
 import httpx
 import pytest
@@ -31,7 +32,7 @@ async def test_first_requests_share_one_gateway_and_its_stream_count(served: Ser
     server = LLMServer.sync_init(sim_config("m"))
     server._listener, server._gateway_config = replica.listener, GatewayConfig(api_key="the-key")
     request = HTTPRequest({"type": "http"})
-    answers = await asyncio.gather(*(server(request) for _ in range(20)))
+    answers: list[Any] = await asyncio.gather(*(server(request) for _ in range(20)))
     _, app = await server._gateway
     assert {answer._app for answer in answers} == {app}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(answers[0]), base_url="http://x") as http:

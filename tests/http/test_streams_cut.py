@@ -13,6 +13,7 @@ import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from served import Replica, Served, chat, until
@@ -70,11 +71,12 @@ class Client:
     async def read_slowly(self) -> None:
         """More than buffers hold, and nothing is read for a while: the gateway stops the stream."""
         self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        self.writer.transport.pause_reading()
+        transport: Any = self.writer.transport
+        transport.pause_reading()
         self.writer.write(self.request(150, n=8))
         await self.pause(0.5)
         if self.chance.random() < 0.5:
-            self.writer.transport.resume_reading()
+            transport.resume_reading()
             await self.pause()
 
     async def sent_ahead(self) -> None:

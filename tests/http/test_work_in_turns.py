@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from typing import Any
 
 import pytest
 from served import until
@@ -32,14 +33,15 @@ async def port(monkeypatch: pytest.MonkeyPatch):
 
 def bodies(port: Port) -> int:
     """Bytes of bodies that the port holds."""
-    return sum(len(one.cycle.body) for one in port._server.server_state.connections if one.cycle)
+    connections: Any = port._server.server_state.connections
+    return sum(len(one.cycle.body) for one in connections if one.cycle)
 
 
 async def test_a_body_that_the_app_does_not_read_is_held_back(port: Port):
     _, writer = await asyncio.open_connection("127.0.0.1", port.number)
     size = 32 << 20
     writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size + b"x" * size)
-    connections = port._server.server_state.connections
+    connections: Any = port._server.server_state.connections
     await until(lambda: any(one.flow._wanted and not one._unread for one in connections))
     assert 0 < bodies(port) < 1 << 20
     writer.transport.abort()

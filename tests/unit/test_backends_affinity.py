@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import pytest
 
@@ -22,7 +23,7 @@ class Replica:
 
 
 def sent(affinity: GroupAffinity, replicas: list[Replica], group: int) -> str:
-    chosen = affinity.choose(replicas, group)
+    chosen = cast(Replica, affinity.choose(replicas, group))
     chosen.busy += 1
     return chosen.id
 

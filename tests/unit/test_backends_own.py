@@ -159,8 +159,9 @@ def test_the_task_of_a_batch_is_what_its_engines_run(kind: Any, runs: dict[str, 
     model = LLMConfig(**VLLM, engine_kwargs={"seed": 1})
     assert with_runner(model, kind).engine_kwargs == {**runs, "seed": 1}
     pipeline = stage_spec(EngineProcessorConfig(llm_config=model, task_type=kind))
-    assert pipeline.make_backend()._config.engine_kwargs.items() >= runs.items()
-    workers = make_worker_pool(EngineSpec(), model, kind=kind)
+    backend: Any = pipeline.make_backend()
+    assert backend._config.engine_kwargs.items() >= runs.items()
+    workers: Any = make_worker_pool(EngineSpec(), model, kind=kind)
     assert workers.config.engine_kwargs == {**runs, "seed": 1}
 
 

@@ -9,7 +9,7 @@ from importlib import import_module
 
 import pytest
 
-import penstock
+import penstock.config
 from penstock.config import GatewayConfig, LLMConfig, LoraConfig, ModelLoadingConfig
 from penstock.config.derive.server_class import server_class
 from penstock.config.messages.problems import warn_once

@@ -23,6 +23,7 @@ from penstock.data.job.job import Job
 from penstock.data.job.spec import JobSpec
 from penstock.data.job.worker import InProcessPool
 from penstock.data.rows.request import RowRequest
+from penstock.errors import Error
 
 pytestmark = pytest.mark.parity("X5")
 
@@ -125,11 +126,11 @@ class Interrupting(InProcessEngine):
         super().__init__(config)
         self._job, self._after = job, after
 
-    async def ask(self, request: RowRequest) -> Response:
+    async def send(self, request: RowRequest) -> Response:
         if self._after == 0:
             self._job.cancel()
         self._after -= 1
-        return await super().ask(request)
+        return await super().send(request)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -171,7 +172,8 @@ async def test_each_row_is_answered_once_whatever_interrupts_the_job(tmp_path: P
     for _ in range(draw.randrange(RUNS)):
         one = config(**draw.choice([{}, {"die_after_requests": 5}, {"error_every": 9}]))
         work = interrupted(one, draw.randrange(len(rows) + 2), retry=draw.random() < 0.2)
-        await asyncio.gather(asyncio.create_task(work), return_exceptions=True)
+        (ended,) = await asyncio.gather(asyncio.create_task(work), return_exceptions=True)
+        assert ended is None or isinstance(ended, asyncio.CancelledError | Error), ended
         tear(Path(job_spec.journal.url), draw)
     last = config()
     done = await Job(job_spec, InProcessPool(lambda: InProcessEngine(last)), retry_failed=True).run()

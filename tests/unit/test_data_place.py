@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from bucket import s3_server
 
-from penstock.data.storage.paths import atomic_write, storage_path, unfinished_files
+from penstock.data.storage.paths import RemotePath, atomic_write, storage_path, unfinished_files
 from penstock.data.storage.source import expand_glob
 from penstock.errors import SourceNotFound, Unavailable
 
@@ -142,7 +142,10 @@ def test_a_file_url_may_be_quoted(tmp_path: Path):
 
 
 def test_places_of_a_bucket_share_one_client(s3):
-    assert storage_path("s3://jobs/a")._fs is storage_path("s3://jobs/b/c")._fs
+    one, other = storage_path("s3://jobs/a"), storage_path("s3://jobs/b/c")
+    assert isinstance(one, RemotePath)
+    assert isinstance(other, RemotePath)
+    assert one._fs is other._fs
 
 
 @pytest.mark.parametrize("url", ["s3://jobs/torn", "memory://torn"])

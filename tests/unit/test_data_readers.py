@@ -4,6 +4,7 @@ import gzip
 import io
 import os
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -217,7 +218,7 @@ def test_large_rows_of_parquet_are_read_a_few_at_a_time(tmp_path: Path):
 def test_a_packed_file_is_closed_with_its_reading(tmp_path: Path):
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"a": 1}\n' * 1000))
-    reading = find_input([str(path)]).rows()
+    reading: Any = find_input([str(path)]).rows()
     next(reading)
     reading.close()
     links = [Path(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd")]

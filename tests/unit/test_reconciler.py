@@ -114,15 +114,18 @@ async def test_what_is_desired_is_reached_and_told():
         assert not replica.engine.control.is_sleeping()
 
 
-async def test_gateways_are_told_before_a_state_that_takes_no_requests_begins():
+async def test_gateways_are_told_before_a_state_that_takes_no_requests_begins(
+    monkeypatch: pytest.MonkeyPatch,
+):
     control = Control(DesiredState())
     async with following(control) as replica:
         replica.said.clear()
         asleep_when_told = []
         tell = replica.reconciler._tell
-        replica.reconciler._tell = lambda: (
-            asleep_when_told.append(replica.engine.control.is_sleeping()),
-            tell(),
+        monkeypatch.setattr(
+            replica.reconciler,
+            "_tell",
+            lambda: (asleep_when_told.append(replica.engine.control.is_sleeping()), tell()),
         )
         await replica.reconciler.sleep(1, "wait")
         assert replica.said == ["asleep", "asleep"]

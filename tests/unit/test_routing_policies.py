@@ -12,7 +12,7 @@ import pytest
 from penstock.config.schema.routing import POLICIES
 from penstock.serve.fleet.replica import Lease, Replica, Tried
 from penstock.serve.fleet.table import Table
-from penstock.serve.routing import Pick, Policy, RoutingRequest, policy
+from penstock.serve.routing import Pick, RoutingRequest, policy
 from penstock.serve.routing.load_bounds import ALWAYS, OVER_SHARE
 from penstock.serve.routing.policy import Learns
 from penstock.serve.routing.prefix_hashes import blocks, home
@@ -31,7 +31,7 @@ class Gateway:
     """A table and a policy, used as the gateway's line uses them."""
 
     def __init__(self, name: str, *replicas: str, limit: int = 1000, **options: Any) -> None:
-        self.policy: Policy = policy(name, options)
+        self.policy: Any = policy(name, options)
         self.table = Table("node")
         self.table.limit("m", limit)
         self.now = 0.0

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+from typing import Any
 
 import pytest
 from starlette.datastructures import FormData, UploadFile
@@ -30,7 +31,7 @@ async def test_fields_and_the_file_read_back_as_they_were():
     kind, content = await multipart.encode(
         {**fields, "timestamp_granularities[]": ["word", "segment"], "file": SOUND}
     )
-    found = await read(kind, content)
+    found: Any = await read(kind, content)
     assert await found["file"].read() == SOUND
     assert [found[name] for name in ("model", "stream", "temperature")] == ["m", "true", "0.5"]
     assert found["vllm_xargs"] == '{"a":[1]}'
@@ -54,7 +55,7 @@ async def test_fields_and_the_file_read_back_as_they_were():
 )
 async def test_a_file_may_be_bytes_or_opened_with_or_without_a_name(file: object, name: str):
     kind, content = await multipart.encode({"file": file})
-    found = (await read(kind, content))["file"]
+    found: Any = (await read(kind, content))["file"]
     assert await found.read() == SOUND
     assert found.filename.replace("%22", '"') == name
 
