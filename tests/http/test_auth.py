@@ -12,7 +12,17 @@ PRIVATE = [
     "/nothing",
     "/_penstock/link",
 ]
-WRONG = [{}, {"authorization": "Bearer wrong"}, {"x-api-key": "wrong"}, {"authorization": "key"}]
+WRONG = [
+    {},
+    {"authorization": "Bearer wrong"},
+    {"authorization": "Bearer"},
+    {"authorization": "Bearer ke"},
+    {"authorization": "Bearer keykey"},
+    {"authorization": "Bearer KEY"},
+    {"authorization": "key"},
+    {"x-api-key": "wrong"},
+    {"x-api-key": ""},
+]
 RIGHT = [{"authorization": "Bearer key"}, {"authorization": "bearer key"}, {"x-api-key": "key"}]
 
 
@@ -24,6 +34,8 @@ async def test_without_the_key_nothing_answers(served: Served):
                 answer = await http.get(path, headers=headers)
                 assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
                 assert answer.json()["error"]["code"] == "invalid_api_key"
+            asked = await http.post("/v1/chat/completions", headers=headers, json=chat())
+            assert asked.status_code == 401
 
 
 async def test_either_header_brings_the_key(served: Served):
@@ -68,7 +80,8 @@ async def test_the_replica_sees_neither_the_clients_key_nor_our_secret(served: S
         await send({"type": "http.response.body", "body": b"{}"})
 
     await served.app(app)
-    headers = {"authorization": "Bearer key", "x-penstock-gateway": "me", "cookie": "a=b", "x-mine": "1"}
+    headers = {"authorization": "Bearer key", "x-api-key": "key", "cookie": "a=b"}
+    headers |= {"x-penstock-gateway": "me", "x-mine": "1"}
     async with served.http(headers=headers) as http:
         answer = await http.post("/v1/chat/completions", json=chat())
     assert b"x-mine" in seen

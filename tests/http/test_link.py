@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import time
+from itertools import product
 
 import pytest
 from served import NODE, Replica, Served, chat, until
@@ -194,8 +195,10 @@ async def test_a_replica_that_hangs_does_not_hold_up_the_links_to_others(served:
 async def test_a_listener_tells_strangers_nothing(served: Served):
     replica = await served.replica()
     connection = await connect(replica.address, NODE, lambda _: None)
-    for path in (b"/health", b"/v1/models", link.PATH.encode()):
-        connection.request(b"GET %b HTTP/1.1\r\nhost: x\r\nx-penstock-secret: guess\r\n\r\n" % path)
+    secret = replica.address.secret.encode()
+    near = (b"guess", b"", secret[:1], secret[:-1], secret + b"0", secret * 2)
+    for path, wrong in product((b"/health", b"/v1/models", link.PATH.encode()), near):
+        connection.request(b"GET %b HTTP/1.1\r\nhost: x\r\nx-penstock-secret: %b\r\n\r\n" % (path, wrong))
         assert (await connection.head()).status == 403
         while await connection.read():
             pass
