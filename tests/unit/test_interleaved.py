@@ -1,0 +1,71 @@
+"""Rooms whose counts and waits hold though any await of theirs is cancelled, or takes long."""
+
+from __future__ import annotations
+
+import asyncio
+
+from interleaving import Start, disturbed, ended
+
+from penstock.errors import Overloaded, Unavailable
+from penstock.metrics import GatewayMetrics
+from penstock.serve.fleet.replica import Tried
+from penstock.serve.fleet.table import Table
+from penstock.serve.gateway.admission import AdmissionQueue
+from penstock.serve.gateway.catalogue import ServedModel
+from penstock.serve.gateway.telemetry.timing import Timing
+from penstock.serve.routing import RoutingRequest, policy
+from penstock.tiers import DEFAULT, FLEX, PRIORITY, Tier
+from penstock.transport.address import Address
+from penstock.transport.link import Hello, LoadReport
+
+
+async def admission(start: Start) -> None:
+    """Two replicas with a slot each; one comes late, one is lost. Requests of all classes, one tried before."""
+    table = Table("n")
+    table.limit("m", 1)
+    table.set_members("m", {name: Address(name, "n", None, None, None, "") for name in "ab"})
+    first, second = table.members("m")
+    model = ServedModel("m", 1, max_ongoing_requests=1, max_queued_requests=3, max_queued_batch=1)
+    queue = AdmissionQueue(model, table, policy("power_of_two"), GatewayMetrics().model("m"), 30.0)
+    table.watch(lambda _: None, lambda _: None, queue.offer)
+
+    def came(replica: object) -> None:
+        table.hello(replica, Hello("m", 1, ""))
+        table.report(replica, LoadReport())
+
+    async def request(tier: Tier, tried: Tried, *, works_s: float) -> str:
+        lease = await queue.acquire(RoutingRequest(tokens=9), tried, Timing(), tier=tier)
+        try:
+            await asyncio.sleep(works_s)
+            return lease.replica.id
+        finally:
+            queue.release(lease)
+
+    failed = Tried()
+    failed.add(second)
+    came(first)
+    tasks = [
+        start(request(tier, tried, works_s=2.0))
+        for tier, tried in [
+            (DEFAULT, Tried()),
+            (DEFAULT, failed),
+            (FLEX, Tried()),
+            (DEFAULT, Tried()),
+            (PRIORITY, Tried()),
+            (DEFAULT, Tried()),
+        ]
+    ]
+    await asyncio.sleep(1)
+    came(second)
+    await asyncio.sleep(0.5)
+    table.lost(second)
+    done, open_ = await asyncio.wait(tasks, timeout=1000)
+    assert not open_
+    assert len([end for end in map(ended(Overloaded, Unavailable), done) if isinstance(end, str)]) >= 4
+    assert (len(queue), table.leases("m")) == (0, 0)
+    assert [(one.in_flight, one.sent_tokens, one.batch) for one in (first, second)] == [(0, 0, 0)] * 2
+    assert await asyncio.wait_for(request(DEFAULT, Tried(), works_s=0), 1) == "a"
+
+
+def test_a_slot_is_given_back_wherever_its_request_ends():
+    assert disturbed(admission) >= 11
