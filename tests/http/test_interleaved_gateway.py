@@ -1,4 +1,4 @@
-"""A request through a gateway and a replica, disturbed at each await of the gateway: nothing is held afterwards."""
+"""Requests through a gateway and a replica, disturbed at each await of the gateway."""
 
 from __future__ import annotations
 
@@ -66,4 +66,4 @@ def test_a_request_leaves_nothing_wherever_it_ends(stream: bool, slots: int):
         finally:
             await served.close()
 
-    assert disturbed(requests) >= 12
+    assert disturbed(requests) >= 8
