@@ -3,11 +3,11 @@
     def test_nothing_is_held_at_the_end():
         assert disturbed(scenario) > 40  # awaits that were reached
 
-`scenario(start)` is a coroutine function that begins its work with `start(coroutine)`, as with `create_task`,
-awaits the end of it, and asserts what holds at the end. It runs once as it is, and then once for each await
-that its started work reached and each disturbance: the work is cancelled there while it waits; is cancelled at
-the moment in which what it waits for is there; or waits for 100 s longer. Time passes only when nothing else is
-to do, and a wait that nobody ends is an error at once (`Stuck`).
+`scenario(start)` is a coroutine function that begins its work with `start(coroutine)`, as with
+`create_task`, awaits the end of it, and asserts what holds at the end. It runs once as it is, and then once
+for each await that its started work reached and each disturbance: the work is cancelled there while it
+waits; is cancelled at the moment in which what it waits for is there; or waits for 100 s longer. Time passes
+only when nothing else is to do, and a wait that nobody ends is an error at once (`Stuck`).
 """
 
 from __future__ import annotations

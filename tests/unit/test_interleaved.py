@@ -20,7 +20,7 @@ from penstock.transport.link import Hello, LoadReport
 
 
 async def admission(start: Start) -> None:
-    """Two replicas with a slot each; one comes late and is lost. Requests of all classes, one tried before."""
+    """Two replicas with a slot each, one for a while. Requests of all classes, one tried before."""
     table = Table("n")
     table.limit("m", 1)
     table.set_members("m", {name: Address(name, "n", None, None, None, "") for name in "ab"})
