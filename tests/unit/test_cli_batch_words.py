@@ -244,3 +244,21 @@ def test_a_journal_of_others_is_not_the_users_by_the_output_that_it_names(tmp_pa
     assert command("resume", out, "--api-key", "k")[0] == 0
     code, _, err = command("resume", "memory://theirs/out.jsonl", "--api-key", "k")
     assert (code, "add --url http://127.0.0.1:9;" in err) == (2, True), err
+
+
+SIM = "model_loading_config: {model_id: s, model_source: demo}\nllm_engine: sim\nengine_kwargs: {reply: %s}\n"
+
+
+def test_a_config_that_changed_does_not_go_on_by_itself(tmp_path: Path, command):
+    """Nor by `resume`, unless that names the engines."""
+    config, out = tmp_path / "c.yaml", tmp_path / "out.jsonl"
+    put(tmp_path / "in.jsonl", '{"text": ""}\n' * 2)
+    put(config, SIM % "OLD")
+    words = (tmp_path / "in.jsonl", "-o", out, "--prompt", "{text}", "--model", config)
+    assert command(*words)[0] == 0
+    put(config, SIM % "NEW")
+    for what in (words, ("resume", out), ("resume", out, "--replicas", "2")):
+        code, _, err = command(*what)
+        assert (code, "engine_kwargs.reply was 'OLD', and is 'NEW'" in err) == (2, True), err
+        assert f"penstock batch resume {out} --model MODEL" in err
+    assert command("resume", out, "--model", config)[0] == 0

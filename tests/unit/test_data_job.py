@@ -15,6 +15,7 @@ import pytest
 
 from penstock.cli.batch.run import config_of
 from penstock.config import LLMConfig
+from penstock.data.backends.engine_config import engine_identity
 from penstock.data.backends.in_process import InProcessEngine
 from penstock.data.backends.protocol import Response
 from penstock.data.execution.retry import RetryPolicy
@@ -26,7 +27,7 @@ from penstock.data.job.preview import preview
 from penstock.data.job.protocol import WorkerLost
 from penstock.data.job.report import JobReport, Limits, Prices, ProgressListener
 from penstock.data.job.spec import EngineSpec, JobSpec
-from penstock.data.job.validation import check_continuation
+from penstock.data.job.validation import check_continuation, continued
 from penstock.data.job.worker import InProcessPool
 from penstock.data.journal.answer_cache import AnswerCache, CacheKey
 from penstock.data.journal.lock import OutputLocked, acquire_lock, is_locked, lost_lock
@@ -186,11 +187,24 @@ async def test_a_second_driver_is_refused(spec):
 
 
 async def test_a_changed_input_is_refused(spec, tmp_path: Path):
-    job_spec = spec(texts(3))
-    await job(job_spec, limits=Limits(seconds=0.0)).run()
+    job_spec = spec([{"prompt": "row"}, {"bad": 1}])
+    await job(job_spec).run()
     (tmp_path / "in.jsonl").write_text("{}\n")
     with pytest.raises(ConfigError, match="has changed since this job began"):
         await job(job_spec).run()
+
+
+async def test_a_job_without_any_answer_begins_anew_with_whatever_is_right(spec, tmp_path: Path):
+    """Nothing is lost: its rows failed, or did not run. Its output and failed rows make room."""
+    rows = [{"prompt": 5, "text": f"row {number}"} for number in range(3)]
+    assert (await job(spec(rows)).run()).failed == 3
+    job_spec = spec(rows, template="{text}", defaults={"max_tokens": 9})
+    assert continued(job_spec) is None
+    done = await job(job_spec).run()
+    assert (done.ok, done.failed, done.rows) == (3, 0, 3)
+    assert sorted(os.listdir(tmp_path)) == ["in.jsonl", "out.jsonl", "out.jsonl.journal"]
+    with pytest.raises(ConfigError, match=r"begun with template = '\{text\}'"):
+        continued(spec(rows))
 
 
 async def test_an_output_that_is_not_ours_is_left_alone(spec, tmp_path: Path):
@@ -279,56 +293,75 @@ async def test_the_report_counts_tokens_and_cost_over_all_runs(spec):
 
 @pytest.mark.parity("X20")
 async def test_answers_of_another_model_are_not_taken_over(spec):
-    first = spec([{"prompt": "x", "seed": 1}], "one.jsonl", engines=EngineSpec(cli_args=("a",)))
+    first = spec([{"prompt": "x", "seed": 1}], "one.jsonl", engines=EngineSpec(answers={"model": "a"}))
     await job(first).run()
-    other = spec([], "two.jsonl", engines=EngineSpec(cli_args=("b",)), reuse_from=first.output)
+    other = spec([], "two.jsonl", engines=EngineSpec(answers={"model": "b"}), reuse_from=first.output)
     assert (await job(other).run()).run_generated_tokens > 0
 
 
-def engines_from_python(source: str = "s", **kwargs) -> EngineSpec:
-    loading = {"model_id": "m", "model_source": source}
-    config = {"model_loading_config": loading, "engine_kwargs": kwargs}
-    return EngineSpec(cli_args=("m", source), config=config)
+def engines(source: str = "s", preprocessor: object = None, **kwargs) -> EngineSpec:
+    config = LLMConfig(
+        model_loading_config={"model_id": "m", "model_source": source},
+        engine_kwargs=kwargs,
+        preprocessor=preprocessor,
+    )
+    return EngineSpec(cli_args=("m",), answers=engine_identity(config))
 
 
 OTHER_ENGINES = [
-    (EngineSpec(cli_args=("m",)), EngineSpec(cli_args=("m", "--revision", "b")), "other engine arguments"),
-    (EngineSpec(cli_args=("m", "--dtype=half")), EngineSpec(cli_args=("m",)), "other engine arguments"),
-    (
-        engines_from_python(),
-        engines_from_python("t"),
-        "the model 'm' from 's', not the model 'm' from 't'",
-    ),
-    (engines_from_python(), engines_from_python(quantization="fp8"), "other engine arguments"),
+    ({}, {"revision": "b"}, r"engine_kwargs\.revision was None, and is 'b'"),
+    ({"dtype": "half"}, {}, r"engine_kwargs\.dtype was 'half', and is None"),
+    ({}, {"source": "t"}, r"model\.model_source was 's', and is 't'"),
+    ({}, {"preprocessor": "json:loads"}, "preprocessor was None, and is 'json:loads'"),
 ]
 
 
 @pytest.mark.parametrize(("began", "now", "why"), OTHER_ENGINES)
-async def test_answers_by_other_engine_arguments_are_not_taken_over(spec, began, now, why: str):
-    first = spec([{"prompt": "x", "seed": 1}], "one.jsonl", engines=began)
+async def test_answers_of_other_engines_are_not_taken_over(spec, began, now, why: str):
+    first = spec([{"prompt": "x", "seed": 1}], "one.jsonl", engines=engines(**began))
     await job(first).run()
-    other = spec([], "two.jsonl", engines=now, reuse_from=first.output)
+    other = spec([], "two.jsonl", engines=engines(**now), reuse_from=first.output)
     assert (await job(other).run()).run_generated_tokens > 0
-    with pytest.raises(ConfigError, match=f"was begun with {why}"):
-        check_continuation(first, msgspec.structs.replace(first, engines=now))
+    with pytest.raises(ConfigError, match=f"was begun with other engines.*{why}"):
+        check_continuation(first, msgspec.structs.replace(first, engines=engines(**now)))
 
 
-@pytest.mark.parametrize(
-    ("began", "now"),
-    [
-        (
-            EngineSpec(cli_args=("m", "--max-num-seqs", "9")),
-            EngineSpec(cli_args=("m", "--no-enforce-eager")),
-        ),
-        (engines_from_python(max_num_seqs=4), engines_from_python(tensor_parallel_size=2)),
-    ],
-)
-async def test_answers_by_an_engine_of_another_size_are_taken_over(spec, began, now):
+async def test_answers_by_an_engine_of_another_size_are_taken_over(spec):
+    began, now = engines(max_num_seqs=4), engines(tensor_parallel_size=2, enforce_eager=True)
     first = spec([{"prompt": "x", "seed": 1}], "one.jsonl", engines=began)
     await job(first).run()
     other = spec([], "two.jsonl", engines=now, reuse_from=first.output)
     assert (await job(other).run()).run_generated_tokens == 0
     check_continuation(first, msgspec.structs.replace(first, engines=now))
+
+
+@pytest.mark.parametrize("file", ["model/config.json", "model/deep/weights", "adapters/a/x", "t.jinja"])
+def test_a_local_file_that_changes_makes_other_engines(tmp_path: Path, file: str):
+    for name in ("model/config.json", "model/deep/weights", "adapters/a/x", "t.jinja", "model/.git/x"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"old" * (1 << 20 if name.endswith("weights") else 1))
+    config = LLMConfig(
+        model_loading_config={"model_id": "m", "model_source": str(tmp_path / "model")},
+        lora_config={"dynamic_lora_loading_path": str(tmp_path / "adapters")},
+        engine_kwargs={"chat_template": str(tmp_path / "t.jinja"), "download_dir": str(tmp_path)},
+    )
+    before = engine_identity(config)
+    (tmp_path / "model/.git/x").write_text("new")
+    os.utime(tmp_path / "model/config.json", (1, 1))  # copied
+    assert engine_identity(config) == before
+    old = (tmp_path / file).read_bytes()
+    (tmp_path / file).write_bytes(b"new" * (len(old) // 3))
+    assert [
+        name for name, one in engine_identity(config)["files"].items() if before["files"][name] != one
+    ] == [str(tmp_path / file)]
+
+
+async def test_a_journal_that_does_not_say_what_its_answers_depend_on_is_refused(spec):
+    older = spec([{"prompt": "x"}], engines=EngineSpec(cli_args=("m",)))
+    await job(older).run()
+    with pytest.raises(ConfigError, match=r"begun by an earlier version .* batch resume"):
+        continued(msgspec.structs.replace(older, engines=engines()))
+    assert continued(older) is not None
 
 
 async def test_a_limit_runs_the_first_rows_only(spec):

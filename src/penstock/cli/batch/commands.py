@@ -177,6 +177,9 @@ def resume(
     verbose: options.Verbose = False,
 ) -> None:
     """Continue a job that was stopped or killed; with other engines, where options name some."""
+    from msgspec.structs import replace
+
+    from penstock.data.job.job import Job
     from penstock.data.job.spec import EngineSpec
 
     outputs, engine_words = split(words)
@@ -185,13 +188,16 @@ def resume(
             raise ConfigError(f"Give one output, not {len(outputs)}.")
         engines = None
         output = _absolute_url(outputs[0])
-        if model or url or app or engine_words:
+        began = Job.load_spec(output).engines
+        if model and (began.url or began.app) and not (url or app or replicas or engine_words):
+            engines = replace(began, model=model)
+        elif model or url or app or engine_words:
             given = EngineSpec(
                 url=url, app=app, deployment=deployment, model=model, replicas=replicas or 0, address=address
             )
             engines = _engines(engine_words, given, {}, _command(context))
         elif replicas or deployment:
-            engines = _changed(output, replicas, deployment)
+            engines = _changed(began, replicas, deployment)
     except Exception as error:
         _fail(error)
     _start(context, output, engines=engines, url=url, retry_failed=retry_failed)
@@ -289,16 +295,13 @@ def _refuse_idle(where: str | None, options: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name} has no effect {where}; leave it out.")
 
 
-def _changed(output: str, replicas: int | None, deployment: str | None) -> Any:
+def _changed(began: Any, replicas: int | None, deployment: str | None) -> Any:
     """The engines of a job that was begun, but for what is asked now. Raises: ConfigError."""
     from msgspec.structs import replace
 
-    from penstock.data.job.job import Job
-
-    found = Job.load_spec(output).engines
-    _refuse_idle(None if found.cli_args else "on a job that starts no engines", {"--replicas": replicas})
-    _refuse_idle(None if found.app else "on a job without --app", {"--deployment": deployment})
-    return replace(found, replicas=replicas or found.replicas, deployment=deployment or found.deployment)
+    _refuse_idle(None if began.cli_args else "on a job that starts no engines", {"--replicas": replicas})
+    _refuse_idle(None if began.app else "on a job without --app", {"--deployment": deployment})
+    return replace(began, replicas=replicas or began.replicas, deployment=deployment or began.deployment)
 
 
 def _engines(words: tuple[str, ...], given: Any, more: Mapping[str, Any], command: CommandOptions) -> Any:

@@ -25,13 +25,14 @@ from penstock.cli.models.plan import ServePlan, make_plan
 from penstock.cli.process.failure import reason
 from penstock.cli.process.output import Output, redirect_output
 from penstock.config import LLMConfig
+from penstock.data.backends.engine_config import engine_identity
 from penstock.data.job import manifest
 from penstock.data.job.api import make_worker_pool
 from penstock.data.job.job import Job
 from penstock.data.job.preview import Preview, preview
 from penstock.data.job.report import BUDGET, JobReport, Limits, Prices, RunStats, report
 from penstock.data.job.spec import EngineSpec, JobSpec
-from penstock.data.job.validation import check_continuation, find_job_input, finished_report
+from penstock.data.job.validation import continued, find_job_input, finished_report
 from penstock.data.journal.index import Index
 from penstock.data.journal.lock import is_locked
 from penstock.data.storage.paths import StoragePath
@@ -63,6 +64,11 @@ class BatchRun:
     fail_on_errors: bool = False
     verbose: bool = False
 
+    @property
+    def names_engines(self) -> bool:
+        """Whether `resume` names engines to go on with, whatever the job began with."""
+        return self.engines is not None and self.engines.answers is None
+
 
 def run(batch_run: BatchRun, signals_fd: int) -> int:
     """Exit code: 0 when the output is there; 3 when a limit stopped it, 128 + signal when a signal did, 1 for
@@ -85,18 +91,22 @@ def run(batch_run: BatchRun, signals_fd: int) -> int:
 
 
 def _run(batch_run: BatchRun, signals_fd: int, output: Output) -> int:
-    spec, before = _spec(batch_run)
+    spec = _spec(batch_run)
     if batch_run.report is not None and not Path(batch_run.report).absolute().parent.is_dir():
         raise ConfigError(
             f"--report {batch_run.report}: there is no folder '{Path(batch_run.report).parent}'."
         )
+    if manifest.read(spec.journal) is None:
+        find_job_input(spec)  # before an engine is asked, and Ray imported
+    if (plan := plan_of(spec.engines)) is not None:
+        plan = precheck.checked(plan, spec.engines.address, batch_run.command)
+    if (config := config_of(spec.engines, plan)) is not None:
+        engines = msgspec.structs.replace(spec.engines, answers=engine_identity(config))
+        spec = msgspec.structs.replace(spec, engines=engines)
+    before = continued(spec, with_other_engines=batch_run.names_engines)
     if (done := finished_report(before, spec, retry_failed=batch_run.retry_failed)) is not None:
         print(f"penstock batch: '{batch_run.output}' is finished; nothing was run.", file=output.err)
         return _ended(batch_run, done, output, whole=False)
-    if (plan := plan_of(spec.engines)) is not None:
-        plan = precheck.checked(plan, spec.engines.address, batch_run.command)
-    find_job_input(spec)  # before an engine is asked, and Ray imported
-    config = config_of(spec.engines, plan)
     with Meter(output.err) as meter:
         pool = make_worker_pool(
             spec.engines,
@@ -139,8 +149,8 @@ def _why(done: JobReport) -> str:
     return f"{how_many} (they are in '{done.files[-1]}'){example}"
 
 
-def _spec(batch_run: BatchRun) -> tuple[JobSpec, manifest.JobManifest | None]:
-    """What to run, and what is there of it. Raises: ConfigError."""
+def _spec(batch_run: BatchRun) -> JobSpec:
+    """What to run. Raises: ConfigError."""
     spec = batch_run.spec
     if spec is None:
         spec = Job.load_spec(batch_run.output)
@@ -151,10 +161,7 @@ def _spec(batch_run: BatchRun) -> tuple[JobSpec, manifest.JobManifest | None]:
             journal = JobSpec(inputs=(), output=batch_run.output).journal
             _check_key_recipient(spec.engines.url, journal, batch_run.api_key)
         manifest.check_resumable(spec)
-    before = manifest.read(spec.journal)
-    if before is not None and batch_run.spec is not None:
-        check_continuation(before.spec, spec)
-    return spec, before
+    return spec
 
 
 def _with_model(given: EngineSpec, before: EngineSpec) -> EngineSpec:
@@ -248,7 +255,6 @@ def plan_of(engines: EngineSpec) -> ServePlan | None:
     arguments = Arguments(
         sources=words[:1],
         engine_words=words[1:],
-        served_model_name=engines.model,
         engine=cast("Engine | None", engines.engine),
         accelerator=engines.accelerator,
         replicas=engines.replicas or None,

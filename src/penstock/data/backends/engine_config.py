@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import hashlib
+import inspect
+import os
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
-from penstock.config.schema.sections import TASKS
+from penstock.config import Settings
+from penstock.config.messages.redact import is_secret, masked
+from penstock.config.schema.sections import TASKS, BucketSource
 from penstock.data.rows.request import Kind
 from penstock.layers.adapters import AdapterDownloader
 
@@ -59,17 +67,93 @@ def with_runner(config: LLMConfig, kind: Kind) -> LLMConfig:
     return config.model_copy(update={"engine_kwargs": {**TASKS[kind], **kwargs}})
 
 
-def engine_identity(config: LLMConfig) -> dict[str, object]:
-    """The part of a config that its answers depend on, as JSON values: no sizes and no placement."""
-    kwargs = config.engine_kwargs
+_FOLDERS = ("tokenizer", "generation_config", "hf_config_path")
+"""vLLM's arguments that may name a folder from which answers follow."""
+
+_CONTENT_BYTES = 1 << 20
+"""Files up to this size are compared by content, larger ones (weights) by size and time of change."""
+
+
+def engine_identity(config: LLMConfig) -> dict[str, Any]:
+    """What an engine's answers depend on, as JSON values: no sizes, no placement and no secrets.
+
+    `files` has a version of each local file that the config names: of the model, its tokenizer and adapters,
+    of the user's code, and of templates and schemas among the engine's arguments. Files behind a URL or a hub
+    id are not looked at: there the name stands for them.
+    """
     hooks = {name: getattr(config, name) for name in _HOOKS}
+    kwargs = {name: value for name, value in config.engine_kwargs.items() if name not in SPEED_ONLY}
     return {
-        "model": config.model_loading_config.model_dump(),
-        "engine": config.engine_name,
-        "adapters": config.lora_config and config.lora_config.model_dump(include=_ADAPTERS),
-        "engine_kwargs": {name: str(value) for name, value in kwargs.items() if name not in SPEED_ONLY},
-        **{name: str(getattr(hook, "__qualname__", hook)) for name, hook in hooks.items()},
+        "model": masked(config.model_loading_config.model_dump()),
+        "engine": Settings.read().engine_cls or config.engine_name,
+        "adapters": masked(config.lora_config and config.lora_config.model_dump(include=_ADAPTERS)),
+        "engine_kwargs": {name: str(masked(value)) for name, value in kwargs.items() if not is_secret(name)},
+        **{name: _named(hook) for name, hook in hooks.items() if hook is not None},
+        "files": {str(file): _version(file) for file in _files(config) if os.path.isfile(file)},
     }
+
+
+def _named(hook: Any) -> str:
+    """The user's code by its path; code from Python by its name and a digest of its source."""
+    name = getattr(hook, "__qualname__", None)
+    if name is None:
+        return str(masked(hook))
+    try:
+        return f"{name} {_digest(inspect.getsource(hook).encode())}"
+    except (OSError, TypeError):  # defined in a console
+        return str(name)
+
+
+def _files(config: LLMConfig) -> Iterator[Path]:
+    loading, lora, kwargs = config.model_loading_config, config.lora_config, config.engine_kwargs
+    folders: list[Any] = [config.model_source, loading.tokenizer_source, *(kwargs.get(n) for n in _FOLDERS)]
+    if lora is not None:
+        folders += [lora.dynamic_lora_loading_path, *lora.adapters.values()]
+    for source in folders:
+        text = source.bucket_uri if isinstance(source, BucketSource) else source
+        if isinstance(text, str) and (path := _local(text)) is not None:
+            below = sorted(path.rglob("*")) if path.is_dir() else [path]
+            hidden = [any(part.startswith(".") for part in file.relative_to(path).parts) for file in below]
+            yield from (file for file, skip in zip(below, hidden, strict=True) if not skip)
+    for hook in (config.preprocessor, config.postprocessor):
+        if isinstance(hook, str) and (module := _module_file(hook.partition(":")[0])) is not None:
+            yield Path(module)
+    yield from filter(None, map(_local, _texts(kwargs)))
+
+
+def _module_file(name: str) -> str | None:
+    """None for a module that is not on this machine, as one of a `runtime_env`."""
+    try:
+        found = find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    return found and found.origin
+
+
+def _local(source: str) -> Path | None:
+    """The path that `source` is, if it is one: there need be nothing."""
+    text = source.removeprefix("file://")
+    return None if "://" in text else Path(os.path.expanduser(text)).absolute()
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        items = cast("Mapping[Any, Any]", value).values() if isinstance(value, Mapping) else value
+        for item in cast("list[Any]", items):
+            yield from _texts(item)
+
+
+def _version(file: Path) -> str:
+    status = file.stat()
+    if status.st_size > _CONTENT_BYTES:
+        return f"{status.st_size} bytes, changed at {status.st_mtime_ns / 1e9:.6f}"
+    return _digest(file.read_bytes())
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 def adapter_name(given: str, lora: LoraConfig) -> str:

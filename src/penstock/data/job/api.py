@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.data.backends.protocol import Backend
-from penstock.data.job import manifest
 from penstock.data.job.job import Job
 from penstock.data.job.protocol import WorkerPool
 from penstock.data.job.report import JobReport, Limits, Prices, ProgressListener
 from penstock.data.job.spec import EngineSpec, JobSpec, Reuse
-from penstock.data.job.validation import check_continuation, finished_report
+from penstock.data.job.validation import continued, finished_report
 from penstock.data.job.worker import InProcessPool
 from penstock.data.rows.coerce import to_json
 from penstock.data.rows.request import Kind
@@ -82,8 +81,14 @@ def batch(
         address=address,
     )
     if config is not None:
-        cli_args = (config.model_id, config.model_source)
-        engines = msgspec.structs.replace(engines, cli_args=cli_args, config=_config_as_json(config))
+        from penstock.data.backends.engine_config import engine_identity
+
+        engines = msgspec.structs.replace(
+            engines,
+            cli_args=(config.model_id, config.model_source),
+            config=_config_as_json(config),
+            answers=engine_identity(config),
+        )
     spec = JobSpec(
         inputs=tuple(map(absolute, patterns)),
         output=absolute(output),
@@ -101,10 +106,7 @@ def batch(
         max_attempts=attempts,
         deadline_s=deadline_s,
     )
-    before = manifest.read(spec.journal)
-    if before is not None:
-        check_continuation(before.spec, spec)
-    if (done := finished_report(before, spec, retry_failed=retry_failed)) is not None:
+    if (done := finished_report(continued(spec), spec, retry_failed=retry_failed)) is not None:
         return done
     job = Job(
         spec,

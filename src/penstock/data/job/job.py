@@ -25,6 +25,7 @@ from penstock.data.job.protocol import WorkerPool
 from penstock.data.job.report import JobReport, Limits, Prices, ProgressListener, RunStats, report
 from penstock.data.job.spec import JobSpec
 from penstock.data.job.validation import (
+    begins_anew,
     check_columns,
     check_custom_ids,
     check_neighbours,
@@ -32,6 +33,7 @@ from penstock.data.job.validation import (
     check_reuse,
     check_same,
     detect_batch_lines,
+    discard,
     find_job_input,
 )
 from penstock.data.journal import segment
@@ -116,6 +118,9 @@ class Job:
     def _open(self, now: InputFiles) -> JobManifest:
         """The manifest of this job, new or continued. Raises: ConfigError when its input has changed."""
         before = manifest.read(self._journal)
+        if before is not None and begins_anew(before, self.spec, now):
+            discard(before)
+            before = None
         if before is None:
             opened = self._new_manifest(now)
         else:

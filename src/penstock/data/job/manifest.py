@@ -56,6 +56,10 @@ def write(journal: StoragePath, manifest: JobManifest) -> None:
     (journal / _NAME).write(msgspec.json.format(msgspec.json.encode(stored)))
 
 
+def remove(journal: StoragePath) -> None:
+    (journal / _NAME).remove()
+
+
 def redacted(spec: JobSpec) -> JobSpec:
     """The spec as it is stored: without API keys of engines, and with stars for secrets in URLs."""
     engines = msgspec.structs.replace(

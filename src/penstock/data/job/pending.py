@@ -130,7 +130,7 @@ class RequestBuilder:
         if spec.template is not None:
             self._template = PromptTemplate(spec.template, kind=spec.kind, system=spec.system, chat=spec.chat)
         self.columns = self._template.columns if self._template is not None else frozenset[str]()
-        self._salt = msgspec.json.encode((spec.kind, spec.engines.fingerprint.decode()))
+        self._salt = msgspec.json.encode((spec.kind, spec.engines.identity), order="sorted")
 
     def pending_row(self, row: InputRow) -> PendingRow | None:
         """The row with its request; None for a row to skip, where all columns in --prompt are empty.

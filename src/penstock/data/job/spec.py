@@ -6,45 +6,28 @@ names there are those of `rename`, which journals of older versions have, too.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
-from penstock.data.backends.engine_config import SPEED_ONLY
 from penstock.data.rows.request import Kind, Task
 from penstock.data.storage.paths import StoragePath, storage_path
 
 Reuse = Literal["exact", "all", "off"]
 
-_ANSWER_FIELDS = (
-    "model_loading_config",
-    "llm_engine",
-    "lora_config",
-    "engine_kwargs",
-    "preprocessor",
-    "preprocessor_options",
-    "postprocessor",
-    "postprocessor_options",
-)
-"""Fields of a config that answers depend on."""
-
-_FLAG = re.compile(r"--?[a-zA-Z]")
-_encode = msgspec.json.Encoder(order="sorted").encode
-
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"cli_args": "words"}):
     """Which engines answer. One of: cli_args (model or config, and flags, as for `penstock serve`), url, app.
 
-    config: what a config from Python says beyond model and source, as JSON.
+    config: what a config from Python says beyond model and source, as JSON. answers: `engine_identity` of the
+    engines to start; None in journals of versions before it was stored, and before a config is read.
     replicas: engines to start; 0 for the number in the config. concurrency: parallel requests to a URL.
     """
 
     cli_args: tuple[str, ...] = ()
     config: dict[str, Any] | None = None
+    answers: dict[str, Any] | None = None
     engine: str | None = None
-    served_model_name: str | None = None
     accelerator: str | None = None
     address: str | None = None
     replicas: int = 0
@@ -55,44 +38,13 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     concurrency: int = 64
 
     @property
-    def identity(self) -> str:
-        """The model or service, in words."""
-        if self.cli_args:
-            source = self.cli_args[1] if self._is_from_python() else self.cli_args[0]
-            origin = f" from '{source}'" if source != self.cli_args[0] else ""
-            return f"the model '{self.cli_args[0] or self.engine}'{origin}"
+    def identity(self) -> dict[str, Any]:
+        """What answers depend on. All else can change without changing them."""
+        if self.url is None and self.app is None:
+            return self.answers or {}
         if self.model is not None:
-            return f"the model '{self.model}' of a service"
-        return f"the service '{self.url or self.app}'" + (f" ({self.deployment})" if self.deployment else "")
-
-    @property
-    def fingerprint(self) -> bytes:
-        """Everything that answers depend on. All else can change without changing answers."""
-        if self.cli_args:
-            return _encode((_answer_args(self.cli_args), self.engine, _answer_config(self.config or {})))
-        return _encode(("served", self.model) if self.model else (self.url, self.app, self.deployment))
-
-    def _is_from_python(self) -> bool:
-        return len(self.cli_args) > 1 and not _FLAG.match(self.cli_args[1])
-
-
-def _answer_args(cli_args: tuple[str, ...]) -> list[str]:
-    """Without flags that only change the engine's speed, and their values."""
-    found: list[str] = []
-    is_speed_only = False
-    for argument in cli_args:
-        if _FLAG.match(argument):
-            name = argument.lstrip("-").partition("=")[0].removeprefix("no-")
-            is_speed_only = name.replace("-", "_") in SPEED_ONLY
-        if not is_speed_only:
-            found.append(argument)
-    return found
-
-
-def _answer_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: config[name] for name in _ANSWER_FIELDS if name in config}
-    kwargs = found.get("engine_kwargs") or {}
-    return {**found, "engine_kwargs": {name: kwargs[name] for name in kwargs if name not in SPEED_ONLY}}
+            return {"served model": self.model}
+        return {"url": self.url, "app": self.app, "deployment": self.deployment}
 
 
 class JobSpec(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 import os
+import shutil
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
+from typing import Any, cast
 
 import msgspec
 
@@ -15,11 +18,14 @@ from penstock.data.job.output import errors_path, failed_path, output_format, ou
 from penstock.data.job.pending import RequestBuilder
 from penstock.data.job.report import JobReport
 from penstock.data.job.spec import JobSpec
+from penstock.data.journal.index import Index
+from penstock.data.rows.coerce import truncate
 from penstock.data.rows.input_columns import is_batch_line
 from penstock.data.storage.paths import StoragePath, storage_path
 from penstock.data.storage.readers import FileFormat
 from penstock.data.storage.source import InputFiles, find_input
 from penstock.errors import ConfigError, SourceNotFound
+from penstock.temporary_folder import temporary_folder
 
 
 def check_new(spec: JobSpec) -> None:
@@ -144,22 +150,82 @@ def finished_report(before: JobManifest | None, spec: JobSpec, *, retry_failed: 
         return None
     with suppress(SourceNotFound):
         if change := before.source.changed(find_job_input(spec)):
+            if not _has_answers(before):
+                return None
             raise ConfigError(
-                f"'{spec.output}' is finished, but for another input: {change} Name another output, "
-                f"or remove '{spec.journal.url}' and the output."
+                f"'{spec.output}' is finished, but for another input: {change} To go on, {_begin_anew(spec)}"
             )
     return before.report
+
+
+def continued(spec: JobSpec, *, with_other_engines: bool = False) -> JobManifest | None:
+    """The job that `spec` continues; None for a new one.
+
+    with_other_engines: as the user said.
+    Raises: ConfigError when the output is another job's.
+    """
+    before = manifest.read(spec.journal)
+    if before is None or begins_anew(before, spec):
+        return None
+    if not with_other_engines:
+        check_continuation(before.spec, spec)
+    return before
+
+
+def begins_anew(before: JobManifest, spec: JobSpec, now: InputFiles | None = None) -> bool:
+    """Whether `spec`, over the input `now`, is another job than `before`, which has no answer to lose."""
+    try:
+        check_continuation(before.spec, spec)
+        if now is not None:
+            check_same(before.source, now)
+    except ConfigError:
+        return not _has_answers(before)
+    return False
+
+
+def _has_answers(before: JobManifest) -> bool:
+    if before.report is not None:
+        return before.report.ok + before.report.skipped > 0
+    spool = temporary_folder("batch")
+    try:
+        index = Index(before.spec.journal, spool)
+        index.close()
+        return index.counts()["ok"] + index.counts()["skipped"] > 0
+    finally:
+        shutil.rmtree(spool, ignore_errors=True)
+
+
+def discard(before: JobManifest) -> None:
+    """Removes what a job has written, but for its lock."""
+    spec, form = before.spec, output_format(before.spec, before.source.format)
+    written = [failed_path(spec, form), *([errors_path(spec)] if spec.is_openai_batch else [])]
+    if spec.is_folder:
+        written += [spec.output_path / file.name for file in spec.output_path.files()]
+    elif spec.output_path.exists():
+        written.append(spec.output_path)
+    segments = [file.name for file in spec.journal.files() if file.name.endswith(".jsonl")]
+    for path in [*written, *(spec.journal / name for name in segments)]:
+        path.remove()
+    manifest.remove(spec.journal)
 
 
 def check_continuation(before: JobSpec, spec: JobSpec) -> None:
     """Raises: ConfigError when `spec` would continue a job with other options than it began with."""
     began, now = before.engines, manifest.redacted(spec).engines
-    if began.fingerprint != now.fingerprint:
-        is_other = began.identity != now.identity
-        what = f"{began.identity}, not {now.identity}" if is_other else "other engine arguments"
+    anyway = (
+        f"If that is meant, name the engines to go on with: penstock batch resume {spec.output} "
+        f"--model MODEL (or --url, --app). Else {_begin_anew(spec)}"
+    )
+    if began.cli_args and began.answers is None and now.answers is not None:
         raise ConfigError(
-            f"'{spec.output}' was begun with {what}, and would hold answers of both. If that is "
-            "meant, say so by `penstock batch resume`; else name another output."
+            f"'{spec.output}' was begun by an earlier version of Penstock, which did not store what its "
+            f"answers depend on. {anyway}"
+        )
+    if other := list(_differences(began.identity, now.identity)):
+        more = f" (and {len(other) - _SHOWN} more)" if len(other) > _SHOWN else ""
+        raise ConfigError(
+            f"'{spec.output}' was begun with other engines, and would hold answers of both: "
+            f"{'; '.join(other[:_SHOWN])}{more}. {anyway}"
         )
     if before.limit is not None and spec.limit is not None and spec.limit < before.limit:
         raise ConfigError(
@@ -171,5 +237,21 @@ def check_continuation(before: JobSpec, spec: JobSpec) -> None:
         name, began, now = other[0], getattr(before, other[0]), getattr(spec, other[0])
         raise ConfigError(
             f"'{spec.output}' was begun with {name} = {began!r}, not {now!r}. "
-            "Go on as it was begun (`penstock batch resume`), or name another output."
+            f"Go on as it was begun (`penstock batch resume`), or {_begin_anew(spec)}"
         )
+
+
+_SHOWN = 3
+
+
+def _differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        old, new = cast("dict[str, Any]", before), cast("dict[str, Any]", now)
+        for key in sorted(old.keys() | new.keys()):
+            yield from _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+    elif before != now:
+        yield f"{name} was {truncate(repr(before))}, and is {truncate(repr(now))}"
+
+
+def _begin_anew(spec: JobSpec) -> str:
+    return f"name another output, or remove '{spec.journal.url}' and the output to begin anew."
