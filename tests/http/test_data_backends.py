@@ -186,13 +186,31 @@ async def test_headers_and_key_are_sent():
         assert json.loads((await asked.send(row())).body) == ["Bearer k", "blue"]
 
 
-async def test_a_refused_key_is_told_at_the_start():
+@pytest.mark.parametrize("model", [None, "m"])
+async def test_a_refused_key_is_told_at_the_start(model: str | None):
     async def refuse(request: web.Request) -> web.Response:
         return web.Response(status=401)
 
     async with service(refuse) as base:
         with pytest.raises(ConfigError, match="refuses the API key"):
-            await OpenAIService(base, api_key="wrong").start()
+            await OpenAIService(base, api_key="wrong", model=model).start()
+
+
+async def test_a_model_that_the_service_does_not_have_is_told_at_the_start(served: Served):
+    await served.replica("qwen")
+    await served.replica("llama")
+    await served.gateway("qwen", "llama")
+    with pytest.raises(ConfigError, match=r"unknown model 'quen'; did you mean 'qwen'\? Known: llama, qwen"):
+        await OpenAIService(served.url, model="quen").start()
+
+
+@pytest.mark.parametrize("one", [web.Response(status=404), web.json_response({"id": "n"})])
+async def test_a_model_that_is_not_listed_may_be_there_all_the_same(one: web.Response):
+    async def models(request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m"}]}) if request.path == "/v1/models" else one
+
+    async with service(models) as base, started(OpenAIService(base, model="n")):
+        pass
 
 
 async def test_of_several_models_none_is_chosen():
@@ -237,10 +255,8 @@ async def test_the_actors_of_a_pipeline_share_its_requests_per_second(kinds: tup
 
 async def test_nobody_there_is_unavailable_with_the_url_and_no_secret(free_port: int):
     asked = OpenAIService(f"http://me:secret@127.0.0.1:{free_port}/v1?key=secret", model="m")
-    await asked.start()
     with pytest.raises(Unavailable) as told:
-        await asked.send(row(prompt="x"))
-    await asked.stop()
+        await asked.start()
     assert str(told.value).startswith(f"http://127.0.0.1:{free_port}/v1 cannot be reached: ")
     assert "secret" not in str(told.value)
 

@@ -306,3 +306,67 @@ async def test_an_answer_that_cannot_be_read_fails_its_row_alone(status: int, bo
     odd, other = await ended(Odd(), "odd", "row")
     assert (odd.state, other.state) == ("failed", "ok")
     assert odd.failure.code == ("bad_answer" if status == 200 else "http_400")
+
+
+class Refusing(Obedient):
+    """A row `STATUS...` is refused so, with the rest as its message; `late` is answered when told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go, self.often = asyncio.Event(), asyncio.Event()
+
+    async def _answer(self, word: str, death: asyncio.Future[None]) -> Response:
+        if word == "late":
+            await self.go.wait()
+        if self.asked[word] > 2 * QUICK.max_attempts:
+            self.often.set()
+        if word[:3].isdigit():
+            return Response(int(word[:3]), b'{"error": {"message": "%s"}}' % word[4:].encode())
+        return await super()._answer(word, death)
+
+
+@pytest.mark.parametrize("word", ["401 No such key.", "402 Pay first.", "404 The model `m` does not exist."])
+async def test_what_is_refused_whatever_the_row_ends_the_job_and_fails_no_row(word: str):
+    backend = Refusing()
+    window = Window(backend, QUICK)
+    late = asyncio.create_task(window.run(row("late")))
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match=rf"status {word[:3]}\): {word[4:]} Put that right"):
+        await window.run(row(word))
+    with pytest.raises(Unavailable):
+        await window.run(row("next"))
+    assert backend.asked[word] == 1
+    backend.go.set()
+    assert (await late).state == "ok"
+
+
+async def test_a_row_refused_by_itself_fails_alone():
+    """As one that a firewall takes for an attack, or one that names a model that is not there."""
+    window = Window(Refusing(), QUICK)
+    others = [window.run(row(f"row{n}")) for n in range(20)]
+    bad = [window.run(row(f"403 {n}")) for n in range(5)]
+    own = RowRequest(path="/v1/completions", body=b"404 The model `x` does not exist.", model="x")
+    outcomes = await asyncio.gather(*others, *bad, window.run(own))
+    assert [outcome.state for outcome in outcomes] == ["ok"] * 20 + ["failed"] * 6
+
+
+async def test_rows_that_are_all_forbidden_wait_for_those_before_them_and_end_the_job():
+    backend = Refusing()
+    window = Window(backend, QUICK)
+    late = asyncio.create_task(window.run(row("late")))
+    await asyncio.sleep(0)
+    rows = [asyncio.create_task(window.run(row(f"403 {n}"))) for n in range(20)]
+    await asyncio.wait_for(backend.often.wait(), 10)
+    assert not any(one.done() for one in rows)
+    late.cancel()
+    results = await asyncio.gather(*rows, return_exceptions=True)
+    assert {type(result) for result in results} == {Unavailable}
+
+
+async def test_the_last_rows_do_not_wait_for_ever_to_be_told_apart():
+    outcomes = await ended(Refusing(), *(f"403 {n}" for n in range(5)))
+    assert {(outcome.state, outcome.attempts) for outcome in outcomes} == {("failed", 3)}
+
+
+async def test_a_pause_has_a_limit_after_any_number_of_tries():
+    assert RetryPolicy(initial_backoff_s=1e-9).backoff_s(10_000) <= 30

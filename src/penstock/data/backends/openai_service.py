@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
-from urllib.parse import SplitResult, urlsplit, urlunsplit
+from urllib.parse import SplitResult, quote, urlsplit, urlunsplit
 
 import msgspec
 
 from penstock import tiers
+from penstock.config.messages.problems import unknown
 from penstock.data.backends.http_client import Body, ConnectFailed, ConnectionLost, HttpClient
 from penstock.data.backends.protocol import Response
 from penstock.data.backends.rate_limit import AdaptiveConcurrency, RateLimiter
@@ -42,7 +43,8 @@ class OpenAIService:
 
     model: for rows that name none; without it, the only model that the service lists.
     requests_per_second: None for no limit. max_concurrency: requests at a time; fewer while it answers 429
-    or 503. finds_model: whether `start` asks for its models; else the first row that is no payload does.
+    or 503. finds_model: whether `start` checks key and model; else the first row that is no payload asks for
+    the model, where none is named.
     session_factory: makes the HTTP session; its own timeout counts then.
     """
 
@@ -69,7 +71,7 @@ class OpenAIService:
         self._session_factory = session_factory
         self._finds_model = finds_model
         self._finding_model = asyncio.Lock()
-        self._model_found = model is not None
+        self._model_found = model is not None and not finds_model
         self._rate = RateLimiter(requests_per_second)
         self._concurrency = AdaptiveConcurrency(max_concurrency)
         self._client: HttpClient | None = None
@@ -77,7 +79,7 @@ class OpenAIService:
         self._accepted = False
 
     async def start(self, progress: Progress = no_progress) -> None:
-        """Raises: Unavailable when the service is not reached, ConfigError when it refuses the API key."""
+        """Raises: Unavailable when it is not reached; ConfigError when it refuses the key or the model."""
         if self._client is not None:
             return
         client = HttpClient(self._headers, self._timeout_s, self._session_factory)
@@ -167,31 +169,46 @@ class OpenAIService:
     async def _find_model(self, client: HttpClient) -> None:
         """Once. Raises: Unavailable, ConfigError."""
         async with self._finding_model:
-            if not self._model_found:
-                self._model = await self._only_model(client)
-                self._model_found = True
+            if self._model_found:
+                return
+            names = await self._list_models(client)
+            if self._model is None and len(names) == 1:
+                (self._model,) = names
+            elif self._model is None:
+                self._listed = names
+            elif names and self._model not in names:  # lists may be incomplete
+                await self._check_model(client, self._model, names)
+            self._model_found = True
 
-    async def _only_model(self, client: HttpClient) -> str | None:
+    async def _list_models(self, client: HttpClient) -> list[str]:
+        """Empty where the service has no list."""
         try:
             response = await client.send("GET", _endpoint(self._url, _MODELS))
         except (ConnectFailed, ConnectionLost, TimeoutError) as error:
+            if self._model is not None and not isinstance(error, ConnectFailed):
+                return []
             why = str(error) or "it does not answer"
             raise Unavailable(
                 f"{self._shown} cannot be reached: {why}. Is it running, and is the URL right?"
             ) from error
-        if response.status in (401, 403):
+        if response.status == 401 or (response.status == 403 and self._model is None):
             raise ConfigError(
                 f"{self._shown} refuses the API key (status {response.status}); give the right one."
             )
         try:
             listed = msgspec.json.decode(response.body, type=_Models) if response.status == 200 else _Models()
         except (msgspec.DecodeError, msgspec.ValidationError):
-            return None
-        names = [card.id for card in listed.data if card.parent is None]
-        if len(names) == 1:
-            return names[0]
-        self._listed = names
-        return None
+            return []
+        return [card.id for card in listed.data if card.parent is None or card.id == self._model]
+
+    async def _check_model(self, client: HttpClient, model: str, names: list[str]) -> None:
+        """Raises: ConfigError when the service says that it has no such model."""
+        try:
+            found = await client.send("GET", _endpoint(self._url, f"{_MODELS}/{quote(model)}"))
+        except (ConnectFailed, ConnectionLost, TimeoutError):
+            return
+        if found.status == 404 and b"model" in found.body.lower() and found.body.startswith(b"{"):
+            raise ConfigError(f"{self._shown}: {unknown('model', model, names)}")
 
 
 class _Card(msgspec.Struct):

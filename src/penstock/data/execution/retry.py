@@ -14,14 +14,21 @@ import msgspec
 
 from penstock.data.backends.protocol import Response
 from penstock.data.results.outcome import Failure, Outcome, bad_answer, failed
-from penstock.errors import OwnCodeFailed
+from penstock.data.rows.request import CHAT, RowRequest
+from penstock.errors import ModelNotFound, OwnCodeFailed
 
 RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 BUSY_STATUSES = frozenset({429, 503})
 """Of these, the ones that say nothing about the request, only to come back later."""
 
-_MAX_BACKOFF_S = 30.0
+REFUSED_STATUSES = frozenset({401, 402, 403})
+"""About the client's key, its account and its rights; perhaps about a model that the row names itself."""
+
+_MISSING_TEMPLATE = b"must provide a chat template"
+"""vLLM's words about a model that can only complete prompts."""
+
+_MAX_BACKOFF_S, _MAX_DOUBLINGS = 30.0, 20
 _SHOWN_CHARS = 2_000
 _MOST_ERROR = 1 << 16  # bytes of a body that is kept
 _USER_CODE_FAILED = OwnCodeFailed.code.encode()
@@ -50,7 +57,8 @@ class RetryPolicy:
         """Before the next try, after `tries` of them. requested_s: what the service asked for; it wins."""
         if requested_s is not None:
             return min(requested_s, 10 * _MAX_BACKOFF_S)
-        return min(_MAX_BACKOFF_S, self.initial_backoff_s * 2 ** (tries - 1)) * random.uniform(0.5, 1.0)
+        doubled = self.initial_backoff_s * 2 ** min(tries - 1, _MAX_DOUBLINGS)
+        return min(_MAX_BACKOFF_S, doubled) * random.uniform(0.5, 1.0)
 
     def quarantine_concurrency(self, suspects: int, deaths: int) -> int:
         """How many rows that `deaths` engine deaths have hit may run together.
@@ -68,6 +76,25 @@ def is_retryable(response: Response) -> bool:
     if response.status not in RETRYABLE_STATUSES:
         return False
     return _USER_CODE_FAILED not in response.body or _error(response.body).get("code") != OwnCodeFailed.code
+
+
+def refuses_all(request: RowRequest, response: Response) -> bool | None:
+    """Whether every row of the job would be refused like this one; None: if it happens to others, too.
+
+    By its key, or by a model that the row does not name itself.
+    """
+    own = request.model is not None or not request.path.startswith("/")
+    if response.status in REFUSED_STATUSES:
+        return None if own or response.status == 403 else True
+    if response.status == 404 and not own:
+        error = _error(response.body)
+        return error.get("code") == ModelNotFound.code or "model" in str(error.get("message", "")).lower()
+    return response.status == 400 and request.path == CHAT and _MISSING_TEMPLATE in response.body
+
+
+def is_lasting(status: int) -> bool:
+    """Whether a row that ended with this status would end so again."""
+    return status < 500 and status not in RETRYABLE_STATUSES | REFUSED_STATUSES
 
 
 def classify_response(response: Response, attempts: int) -> Outcome:

@@ -15,7 +15,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from penstock.data.backends.protocol import Backend, Response
-from penstock.data.execution.retry import BUSY_STATUSES, RetryPolicy, classify_response, is_retryable
+from penstock.data.execution.retry import (
+    BUSY_STATUSES,
+    RetryPolicy,
+    classify_response,
+    is_retryable,
+    refuses_all,
+)
 from penstock.data.results.outcome import Failure, Outcome, failed
 from penstock.data.rows.request import RowRequest
 from penstock.errors import EngineDead, Error, Unavailable
@@ -25,6 +31,9 @@ _POLL_S = 0.005
 
 _EXTRA_DEATHS = 3
 """In a row, beyond those that a poison row causes: then the engine is at fault."""
+
+_REFUSED_ROWS = 16
+"""So many rows refused with 403, without an answered one between, show that it is not about a row."""
 
 _ASSUMED_SUSPECTS = 256
 """Rows in flight at a death in another process, where their number is unknown."""
@@ -58,6 +67,8 @@ class Window:
         self._restarted_at = 0.0
         self._deaths_in_a_row = 0
         self._outage_since: float | None = None
+        self._refused: dict[_Row, float] = {}
+        self._answered_at = 0.0
         self._broken: Error | None = None
 
     @property
@@ -114,6 +125,8 @@ class Window:
                 await self._on_death(row, death)
                 continue
             except Unavailable as error:
+                if self._broken is not None:
+                    raise self._broken from None
                 self._release(row)
                 await self._on_unreachable(row, error)
                 continue
@@ -123,10 +136,11 @@ class Window:
             if response.status in BUSY_STATUSES:
                 if self._busy_too_long(row, response):
                     return classify_response(response, row.attempts)
-            else:
+            elif not self._may_refuse_all(row, response):
                 self._outage_since = row.busy_since = None
                 row.failures += 1
-                if not is_retryable(response) or row.failures >= self.retry_policy.max_attempts:
+                is_final = not is_retryable(response) and row not in self._refused
+                if is_final or row.failures >= self.retry_policy.max_attempts:
                     return classify_response(response, row.attempts)
             await self._back_off(row, response)
         self._deaths_in_a_row = 0
@@ -241,6 +255,33 @@ class Window:
             raise error
         return now - row.busy_since > self.retry_policy.outage_s
 
+    def _may_refuse_all(self, row: _Row, response: Response) -> bool:
+        """Whether it is not known yet if others are refused as this row is; it is tried again until then.
+
+        Raises: Unavailable when all are: by a response that can only mean that, or by many in a row, with no
+        row in flight from before the first of them.
+        """
+        now, is_all = time.monotonic(), refuses_all(row.request, response)
+        if is_all is False:
+            self._answered_at = now
+            self._refused.clear()
+            return False
+        self._refused.setdefault(row, now)
+        since = next(iter(self._refused.values()))
+        are_new = all(one.started > since for one in self._in_flight)
+        if is_all or (are_new and len(self._refused) >= _REFUSED_ROWS):
+            failure = classify_response(response, row.attempts).failure
+            why = failure.message if failure is not None else ""
+            error = Unavailable(
+                f"The job is refused, not one of its rows (status {response.status}): {why} Put that right "
+                "and run the command again to continue; no row is lost."
+            )
+            self._fail_all(error)
+            raise error
+        last, row.refused_at = row.refused_at, now
+        may_be_answered = any(one not in self._refused for one in self._in_flight)
+        return may_be_answered and (last is None or last > self._answered_at)
+
     async def _back_off(self, row: _Row, response: Response) -> None:
         await asyncio.sleep(self.retry_policy.backoff_s(row.attempts, response.retry_after_s))
         row.attempts += 1
@@ -274,6 +315,7 @@ class _Row:
     failures: int = 0
     unreached: int = 0
     busy_since: float | None = None
+    refused_at: float | None = None
     first: float | None = None
     started: float = 0.0
     turn: asyncio.Future[None] = field(init=False)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock.data.execution.retry import RETRYABLE_STATUSES
+from penstock.data.execution.retry import is_lasting
 from penstock.data.job.protocol import RowCompleted
 from penstock.data.journal.index import Index
 from penstock.data.results.outcome import Failure
@@ -214,4 +214,4 @@ def _lasting(failure: Failure) -> bool:
     """Whether the same row would fail again: no request can be made of it, or its request is refused."""
     if failure.status is None:
         return failure.stage != "engine"
-    return failure.status < 500 and failure.status not in RETRYABLE_STATUSES
+    return is_lasting(failure.status)
