@@ -151,7 +151,7 @@ async def test_what_is_stopped_goes_on_where_it_was(spec):
 
 
 async def test_it_stops_when_too_many_rows_have_failed(spec):
-    job_spec = spec([{"bad": number} for number in range(5000)])
+    job_spec = spec([{"prompt": number} for number in range(5000)])
     done = await job(job_spec, limits=Limits(failures=10)).run()
     assert done.ended.startswith("budget: ")
 
@@ -570,6 +570,39 @@ async def test_a_template_that_misses_every_row_is_refused_at_once(spec):
     assert (await job(spec([], template="Say {question}")).run()).ok == 1
 
 
+async def test_rows_without_any_input_are_refused_at_once(spec):
+    with pytest.raises(ConfigError, match=r"no `messages`.*have 'question'\. --prompt makes one of columns"):
+        await job(spec([{"question": "x"}] * 3)).run()
+    assert (await job(spec([], template="Say {question}")).run()).ok == 3
+
+
+async def test_a_system_prompt_is_filled_in_as_the_prompt_is(spec):
+    rows = [{"text": "a", "tone": "brief"}, {"text": None, "tone": "kind"}]
+    found = preview(spec(rows, template="Say {text}", system="Be {tone}, {{x}}"))
+    assert (found.good, found.skipped) == (1, 1)
+    assert '"Be brief, {x}"' in found.prompts[0][1]
+    with pytest.raises(ConfigError, match=r"The system prompt names the column 'tune'.*Did you mean 'tone'"):
+        await job(spec([], "two.jsonl", template="Say {text}", system="Be {tune}")).run()
+    with pytest.raises(ConfigError, match=r"The system prompt .* is not a template"):
+        preview(spec([], "two.jsonl", template="Say {text}", system="Answer {"))
+
+
+@pytest.mark.parametrize(
+    ("params", "why"),
+    [
+        ({"temprature": 0}, "temprature is not known: did you mean temperature?"),
+        ({"foo": 1}, "foo is not known; known are .*`extra_body` sends any field"),
+        ({"temperature": "hot"}, "temperature is 'hot', a str; it must be a number"),
+        ({"sampling_params": {"temprature": 0}}, "sampling_params.temprature is not known"),
+    ],
+)
+async def test_a_parameter_for_all_rows_is_checked_before_the_first(spec, params: dict, why: str):
+    with pytest.raises(ConfigError, match=f"--param: {why}"):
+        await job(spec(texts(1), defaults=params)).run()
+    good = {"temperature": 0, "max_new_tokens": 9, "extra_body": {"foo": 1}, "model": "m"}
+    assert (await job(spec(texts(1), defaults=good)).run()).ok == 1
+
+
 async def test_a_template_that_misses_some_rows_fails_them_alone(spec):
     done = await job(spec([{"a": 1}, {"b": "x"}], template="Say {b}")).run()
     assert (done.ok, done.failed) == (1, 1)
@@ -659,6 +692,27 @@ async def test_an_answer_of_another_form_is_a_failure_that_can_be_retried(spec, 
         done = await job(job_spec).run()
     assert (done.ok, done.errors, done.retry_may_help) == (2, {"bad_answer": 1}, True)
     assert (await job(job_spec, retry_failed=True).run()).ok == 3
+
+
+async def test_a_key_that_is_revoked_on_the_way_costs_no_row(spec, monkeypatch):
+    real, answered = InProcessEngine.send, 0
+
+    async def revoked(self, request):
+        nonlocal answered
+        if answered >= 10:
+            return Response(401, b'{"error": {"message": "No such key.", "code": "invalid_api_key"}}')
+        answer = await real(self, request)
+        answered += 1
+        return answer
+
+    job_spec = spec(texts(60))
+    with monkeypatch.context() as patch:
+        patch.setattr(InProcessEngine, "send", revoked)
+        with pytest.raises(Unavailable, match=r"\(status 401\): No such key\..* run the command again"):
+            await job(job_spec, engine={"max_num_seqs": 4}).run()
+    done = await job(job_spec).run()
+    assert (done.ok, done.failed) == (60, 0)
+    assert done.run_rows <= 50
 
 
 async def test_a_worker_that_only_dies_is_given_up_however_well_others_work(spec):

@@ -21,6 +21,7 @@ from penstock.data.journal.segment import Entry
 from penstock.data.results.outcome import SKIPPED, Failure, Outcome
 from penstock.data.rows.builder import build_request
 from penstock.data.rows.digest import is_deterministic, request_digest
+from penstock.data.rows.input_columns import check_defaults
 from penstock.data.rows.request import RowRequest
 from penstock.data.rows.template import PromptTemplate
 from penstock.data.storage.readers import InputRow
@@ -112,7 +113,10 @@ class RequestBuilder:
     """Builds requests from rows: the same ones in every run of a job."""
 
     def __init__(self, spec: JobSpec) -> None:
-        """columns: that the template names. Raises: ConfigError for options that do not go together."""
+        """columns: that the templates name, each with what does.
+
+        Raises: ConfigError for options that do not go together, and for unknown parameters.
+        """
         self._spec, self._task = spec, spec.task()
         if spec.template is not None and spec.kind == "score":
             raise ConfigError("--prompt does not go with --task score: rows need 'text_1' and 'text_2'.")
@@ -129,7 +133,11 @@ class RequestBuilder:
         self._template: PromptTemplate | None = None
         if spec.template is not None:
             self._template = PromptTemplate(spec.template, kind=spec.kind, system=spec.system, chat=spec.chat)
-        self.columns = self._template.columns if self._template is not None else frozenset[str]()
+        self.columns = self._template.columns if self._template is not None else dict[str, str]()
+        try:
+            check_defaults(spec.defaults, spec.kind)
+        except BadRequest as error:
+            raise ConfigError(f"--param: {error}") from error
         self._salt = msgspec.json.encode((spec.kind, spec.engines.identity), order="sorted")
 
     def pending_row(self, row: InputRow) -> PendingRow | None:

@@ -20,7 +20,7 @@ from penstock.data.job.report import JobReport
 from penstock.data.job.spec import JobSpec
 from penstock.data.journal.index import Index
 from penstock.data.rows.coerce import truncate
-from penstock.data.rows.input_columns import is_batch_line
+from penstock.data.rows.input_columns import INPUTS, is_batch_line, required_input
 from penstock.data.storage.paths import StoragePath, storage_path
 from penstock.data.storage.readers import FileFormat
 from penstock.data.storage.source import InputFiles, find_input
@@ -98,18 +98,30 @@ _LOOKED_AT = 100
 
 
 def check_columns(spec: JobSpec, source: InputFiles) -> None:
-    """Whether the input has the columns named in the prompt. Raises: ConfigError."""
+    """Whether the input has what makes a request: a column of one, or those that --prompt names.
+
+    Raises: ConfigError.
+    """
     looked = (row.fields for row in islice(source.rows(), _LOOKED_AT))
     rows = [fields for fields in looked if fields is not None]
     there = list(dict.fromkeys(name for fields in rows for name in fields))
-    for name in sorted(RequestBuilder(spec).columns - set(there)) if rows else ():
+    if not there or spec.is_openai_batch:
+        return
+    have = ", ".join(map(repr, there))
+    if spec.template is None:
+        if not {*there, *spec.defaults}.intersection(INPUTS[spec.kind]):
+            raise ConfigError(
+                f"The rows have no {required_input(spec.kind)}; they have {have}. --prompt makes one of "
+                "columns, as in 'Summarise: {text}'."
+            )
+        return
+    columns = RequestBuilder(spec).columns
+    for name in sorted(columns.keys() - set(there)):
         close = difflib.get_close_matches(name, there, 1)
         meant = f" Did you mean {close[0]!r}?" if close else ""
         if source.format == "csv" and len(there) == 1 and any(mark in there[0] for mark in ";\t|"):
             meant = " Columns of a CSV file are separated by commas."
-        raise ConfigError(
-            f"The prompt names the column {name!r}; the input has {', '.join(map(repr, there))}.{meant}"
-        )
+        raise ConfigError(f"{columns[name]} names the column {name!r}; the input has {have}.{meant}")
 
 
 def check_custom_ids(source: InputFiles) -> None:

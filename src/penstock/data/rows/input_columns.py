@@ -7,7 +7,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.data.rows.coerce import invalid_field, truncate
-from penstock.data.rows.parameters import ALIASES, GROUPS, PARAMETERS, closest_parameter
+from penstock.data.rows.parameters import (
+    ALIASES,
+    GROUPS,
+    PARAMETERS,
+    closest_parameter,
+    nearest_parameter,
+    read_parameters,
+)
 from penstock.data.rows.request import KINDS, Kind, Task
 from penstock.errors import BadRequest
 
@@ -74,3 +81,11 @@ def check_columns(fields: Mapping[str, Any], kind: Kind) -> None:
             raise invalid_field(str(name), f"is not known: did you mean {close[0]}?")
     there = ", ".join(map(str, fields)) or "nothing"
     raise BadRequest(f"The row has no {_WANTED[kind]}; it has {truncate(there)}.", param=INPUTS[kind][0])
+
+
+def check_defaults(defaults: Mapping[str, Any], kind: Kind) -> None:
+    """Raises: BadRequest for a field of all rows that no request has, or whose value does not fit."""
+    for name in defaults:
+        if name not in _KNOWN[kind]:
+            raise invalid_field(name, f"is not known{nearest_parameter(name, kind)}")
+    read_parameters(defaults, kind)

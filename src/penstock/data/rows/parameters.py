@@ -82,7 +82,7 @@ def read_parameters(fields: Mapping[str, Any], kind: Kind) -> Fields:
     for group in GROUPS[kind]:
         for name, value in to_dict(fields.get(group), group).items():
             if name not in PARAMETERS[kind] and name not in _IN_GROUPS:
-                raise invalid_field(f"{group}.{name}", f"is not known{_near(name, kind)}")
+                raise invalid_field(f"{group}.{name}", f"is not known{nearest_parameter(name, kind)}")
             _set(found, name, value, f"{group}.{name}", kind)
     for name in fields:
         if name in PARAMETERS[kind] or name in ALIASES or name == "stream":
@@ -140,7 +140,8 @@ def _renamed(name: str, value: Any, where: str) -> tuple[str, Any]:
     return renamed, value
 
 
-def _near(name: str, kind: Kind) -> str:
+def nearest_parameter(name: str, kind: Kind) -> str:
+    """How a sentence about an unknown name goes on: with the one that was probably meant, or with all."""
     known = list(PARAMETERS[kind])
     found = difflib.get_close_matches(name, known, 1)
     if found:

@@ -15,37 +15,48 @@ from penstock.errors import BadRequest, ConfigError
 class PromptTemplate:
     """`Summarise: {text}`, as the request of a row.
 
-    columns: that it names. system: the system message, or text before the prompt where there is no chat.
+    columns: that it names, each with what does. system: a template of the system message, or of text before
+    the prompt where there is no chat.
     """
 
     def __init__(
         self, text: str, *, kind: Kind = "generate", system: str | None = None, chat: bool = True
     ) -> None:
-        """Raises: ConfigError when `text` is not a template."""
-        self.columns = _columns(text)
+        """Raises: ConfigError when `text` or `system` is not a template."""
+        self._asked = _columns(text, "The prompt")
+        if not self._asked:
+            raise ConfigError(
+                f"The prompt {text!r} must name a column in braces, as in 'Summarise: {{text}}'."
+            )
+        self.columns = {
+            **dict.fromkeys(_columns(system or "", "The system prompt"), "The system prompt"),
+            **dict.fromkeys(self._asked, "The prompt"),
+        }
         self._text, self._kind, self._system, self._chat = text, kind, system, chat
 
     def is_blank(self, row: Mapping[str, Any]) -> bool:
-        """Whether all columns that it names are there, and empty."""
-        return all(_is_empty(row.get(name, row)) for name in self.columns)
+        """Whether all columns that the prompt names are there, and empty."""
+        return all(_is_empty(row.get(name, row)) for name in self._asked)
 
     def fields(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """Raises: BadRequest when the row cannot fill it in."""
-        if missing := self.columns - row.keys():
+        if missing := self.columns.keys() - row.keys():
             raise BadRequest(
-                f"The prompt names the column {min(missing)!r}; the row has {', '.join(map(str, row))}."
+                f"{self.columns[min(missing)]} names the column {min(missing)!r}; the row has "
+                f"{', '.join(map(str, row))}."
             )
         try:
             text = _FORMATTER.vformat(self._text, (), row)
+            system = None if self._system is None else _FORMATTER.vformat(self._system, (), row)
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             why = f"there is no {error}" if isinstance(error, LookupError) else str(error)
             raise BadRequest(f"The prompt cannot be made of the row: {why}.") from error
         if self._kind != "generate":
             return {"input": text}
         if not self._chat:
-            return {"prompt": (self._system or "") + text}
-        system = [{"role": "system", "content": self._system}] if self._system is not None else []
-        return {"messages": [*system, {"role": "user", "content": text}]}
+            return {"prompt": (system or "") + text}
+        before = [{"role": "system", "content": system}] if system is not None else []
+        return {"messages": [*before, {"role": "user", "content": text}]}
 
 
 class _Formatter(string.Formatter):
@@ -65,18 +76,16 @@ class _Formatter(string.Formatter):
 _FORMATTER = _Formatter()
 
 
-def _columns(template: str) -> frozenset[str]:
+def _columns(template: str, what: str) -> frozenset[str]:
     """Names in braces. Raises: ConfigError."""
     try:
         names = [name for _, name, _, _ in _FORMATTER.parse(template) if name is not None]
     except ValueError as error:
         raise ConfigError(
-            f"The prompt {template!r} is not a template ({error}); write {{{{ for a brace."
+            f"{what} {template!r} is not a template ({error}); write {{{{ for a brace."
         ) from error
-    if not names or "" in names:
-        raise ConfigError(
-            f"The prompt {template!r} must name a column in braces, as in 'Summarise: {{text}}'."
-        )
+    if "" in names:
+        raise ConfigError(f"{what} {template!r} has braces without the name of a column in them.")
     return frozenset(name.partition(".")[0].partition("[")[0] for name in names)
 
 
