@@ -9,7 +9,7 @@ from penstock.cli.app import app
 from penstock.cli.batch.progress_bar import Pace
 from penstock.cli.batch.summary import shown
 from penstock.data.job.protocol import RowCompleted
-from penstock.data.job.report import JobReport, RunStats
+from penstock.data.job.report import ErrorKind, JobReport, RunStats
 
 pytestmark = pytest.mark.parity("X19")
 
@@ -96,6 +96,7 @@ def test_time_left_follows_from_the_last_seconds():
 def test_a_report_says_what_to_do_next():
     unfinished = JobReport(output="o.jsonl", ended="SIGINT", rows=9, ok=3, waiting=6)
     assert shown(unfinished)[-1] == "Resume:    penstock batch resume o.jsonl"
-    failed = JobReport(output="o.jsonl", ended="finished", rows=9, ok=8, failed=1, errors={"poison_row": 1})
-    assert "           1 x poison_row" in shown(failed)
+    kinds = [ErrorKind("poison_row", 1, 4, "It died.")]
+    failed = JobReport(output="o.jsonl", ended="finished", rows=9, ok=8, failed=1, error_kinds=kinds)
+    assert "           1 x poison_row: It died." in shown(failed)
     assert shown(failed)[-1] == "Try again: penstock batch resume o.jsonl --retry-failed"

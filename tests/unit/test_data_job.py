@@ -126,6 +126,15 @@ async def test_bad_rows_of_every_kind_fail_alone(spec):
     assert dead[5]["error"]["code"] == "context_length_exceeded"
 
 
+async def test_failures_of_one_code_are_told_apart_by_their_messages(spec):
+    rows: list = [{"prompt": "x", "temperature": heat} for heat in ("hot", "cold", "warm")]
+    rows += [{"prompt": "x", "temprature": 1}, "no json"]
+    done = await job(spec(rows)).run()
+    assert done.errors == {"invalid_request": 5}
+    assert [(kind.count, kind.row) for kind in done.error_kinds] == [(3, 0), (1, 3), (1, 4)]
+    assert done.error_kinds[1].message == "temprature is not known: did you mean temperature?"
+
+
 @pytest.mark.parity("X5")
 async def test_failed_rows_alone_are_run_again(spec):
     job_spec = spec(texts(20), max_attempts=1)

@@ -93,7 +93,7 @@ def test_of_failures_the_last_counts(tmp_path: Path):
     write(tmp_path, "0002-a", Entry(0, failed("second")))
     found = index(tmp_path)
     assert found.outcome(0).failure.code == "second"
-    assert found.error_codes == {0: "second"}
+    assert found.error_kinds[0][0] == "second"
 
 
 def test_a_row_with_anothers_answer_has_its_body(tmp_path: Path):
@@ -291,7 +291,7 @@ def test_runs_are_counted_beyond_four_digits(tmp_path: Path):
     for number in (9999, 10000):
         write(tmp_path, f"{number:04d}-driver", Entry(0, failed(str(number))))
     assert next_run(storage_path(tmp_path)) == 10001
-    assert index(tmp_path).error_codes == {0: "10000"}
+    assert index(tmp_path).error_kinds[0][0] == "10000"
 
 
 def test_an_answer_taken_from_another_job_counts_as_reused(tmp_path: Path):

@@ -145,7 +145,7 @@ def _why(done: JobReport) -> str:
         rows = "Rows" if done.waiting is None else f"{done.waiting:,} rows"
         return f"stopped ({done.ended}); {rows} are left. Resume: penstock batch resume {done.output}"
     how_many = f"{done.failed:,} of {done.rows or 0:,} rows failed"
-    example = next((f", such as {code}: {message}" for code, message in done.examples.items()), "")
+    example = next((f", such as {kind.code}: {kind.message}" for kind in done.error_kinds), "")
     return f"{how_many} (they are in '{done.files[-1]}'){example}"
 
 

@@ -24,9 +24,10 @@ def _rows(report: JobReport) -> Iterator[str]:
         counts.append(f"{report.waiting:,} not run yet")
     of = f" of {report.rows:,}" if report.rows is not None else ""
     yield f"Rows:      {', '.join(counts)}{of}"
-    for kind, count in list(report.errors.items())[:_MOST_KINDS]:
-        example = f": {report.examples[kind]}" if kind in report.examples else ""
-        yield f"           {count:,} x {kind}{example}"
+    for kind in report.error_kinds[:_MOST_KINDS]:
+        yield f"           {kind.count:,} x {kind.code}: {kind.message}"
+    if (more := sum(kind.count for kind in report.error_kinds[_MOST_KINDS:])) > 0:
+        yield f"           {more:,} for other reasons"
     if report.reused:
         yield f"Reused:    {report.reused:,} rows have the answer of an identical request"
     cached = f" ({report.cached_tokens:,} of them cached)" if report.cached_tokens else ""

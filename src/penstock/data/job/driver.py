@@ -167,7 +167,7 @@ class Driver:
 
     def _count(self, done: RowCompleted, *, reused: bool) -> None:
         def count() -> None:
-            self.stats.add(RowCompleted(done.row, done.state, done.code, message=done.message))
+            self.stats.add(RowCompleted(done.row, done.state, done.code))
             self.stats.reused += reused
             self._check_limits()
 

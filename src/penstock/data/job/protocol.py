@@ -37,7 +37,6 @@ class RowCompleted(msgspec.Struct, frozen=True, array_like=True):
     output_tokens: int = 0
     attempts: int = 1
     deaths: int = 0
-    message: str = ""
 
 
 class WorkerUpdate(msgspec.Struct, frozen=True, array_like=True):

@@ -29,11 +29,21 @@ class Prices(msgspec.Struct, frozen=True):
         return ((prompt - cached) * self.input + cached * of_cached + generated * self.output) / 1e6
 
 
+class ErrorKind(msgspec.Struct, frozen=True):
+    """Failed rows whose messages differ by values only: how many, the first of them, and its message."""
+
+    code: str
+    count: int
+    row: int
+    message: str
+
+
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     """A job over all its runs; fields that begin with `run_` are of the last one.
 
-    ended: "finished", or why it stopped. examples: one message per kind of error. retry_may_help: False if
-    every failed row would fail again. waiting: rows not completed; None if the total is unknown.
+    ended: "finished", or why it stopped. errors: failed rows by code. error_kinds: by code and message, the
+    most frequent first. retry_may_help: False if every failed row would fail again. waiting: rows not
+    completed; None if the total is unknown.
     Units: seconds; tokens as the engines counted them. run_s: the whole run; run_work_s: from the first ready
     engine to the last completed row, the time that the speeds refer to.
     """
@@ -47,7 +57,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int | None = None
     reused: int = 0
     errors: dict[str, int] = {}
-    examples: dict[str, str] = {}
+    error_kinds: list[ErrorKind] = []
     retry_may_help: bool = True
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -85,7 +95,6 @@ class RunStats:
     worker_deaths: int = 0
     running: int = 0
     errors: Counter[str] = field(default_factory=Counter[str])
-    samples: dict[str, str] = field(default_factory=dict[str, str])
     started: float = field(default_factory=time.monotonic)
     working_since: float | None = None
     worked_until: float = 0.0
@@ -105,7 +114,6 @@ class RunStats:
         self.retries += max(0, done.attempts - 1)
         if done.code is not None:
             self.errors[done.code] += 1
-            self.samples.setdefault(done.code, done.message)
 
     @property
     def completed(self) -> int:
@@ -173,7 +181,14 @@ def report(
     """The report of a job with this index of its journal."""
     counts = index.counts()
     prompt, cached, generated = index.tokens
-    failures = _examples(index)
+    counted = Counter(index.error_kinds.values())
+    first = {kind: row for row, kind in sorted(index.error_kinds.items(), reverse=True)}
+    kinds: list[ErrorKind] = []
+    retry_may_help = not counted
+    for kind, count in counted.most_common():
+        if (failure := index.outcome(first[kind]).failure) is not None:
+            kinds.append(ErrorKind(kind[0], count, first[kind], failure.message[:_SHOWN_CHARS]))
+            retry_may_help |= not _lasting(failure)
     return JobReport(
         output=output,
         ended=ended,
@@ -183,9 +198,9 @@ def report(
         skipped=counts["skipped"],
         waiting=None if stats.total is None else stats.total - sum(counts.values()),
         reused=index.reused,
-        errors=dict(Counter(index.error_codes.values()).most_common()),
-        examples={code: failure.message[:_SHOWN_CHARS] for code, failure in failures.items()},
-        retry_may_help=not failures or not all(map(_lasting, failures.values())),
+        errors=dict(Counter(code for code, _ in index.error_kinds.values()).most_common()),
+        error_kinds=kinds,
+        retry_may_help=retry_may_help,
         prompt_tokens=prompt,
         cached_tokens=cached,
         generated_tokens=generated,
@@ -201,13 +216,6 @@ def report(
         run_retries=stats.retries,
         files=files,
     )
-
-
-def _examples(index: Index) -> dict[str, Failure]:
-    """The first failure of each kind."""
-    first = {code: row for row, code in sorted(index.error_codes.items(), reverse=True)}
-    ends = {code: index.outcome(row).failure for code, row in sorted(first.items(), key=lambda one: one[1])}
-    return {code: failure for code, failure in ends.items() if failure is not None}
 
 
 def _lasting(failure: Failure) -> bool:

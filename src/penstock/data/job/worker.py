@@ -170,11 +170,7 @@ def row_completed(row: int, outcome: Outcome) -> RowCompleted:
         generated or 0,
         outcome.attempts,
         outcome.deaths,
-        failure.message[:_SHOWN_CHARS] if failure else "",
     )
-
-
-_SHOWN_CHARS = 300
 
 
 def _usage(outcome: Outcome) -> ResponseUsage:

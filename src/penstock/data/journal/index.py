@@ -6,7 +6,7 @@ Tells the job which rows are left, and its output where their outcomes are.
 from __future__ import annotations
 
 import os
-import sys
+import re
 import threading
 from array import array
 from pathlib import Path
@@ -28,14 +28,16 @@ _STATES = {"ok": _OK, "failed": _FAILED, "skipped": _SKIPPED}
 _NAMES = (None, "ok", "failed", "skipped")
 _OFFSET_BITS = 40
 _OPEN_FILES = 64
+_VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\d[\d.,]*")
+_MOST_KINDS = 1000
 
 
 class Index:
     """State and position of each row's outcome. Nine bytes per row, 24 to 48 per key.
 
     Of several outcomes of a row the first `ok` counts, else the last. tokens: of all outcomes in all runs, as
-    in `Entry`. reused: rows with another row's answer. error_codes: of failed rows. rows_by_key: by the
-    digest of their requests.
+    in `Entry`. reused: rows with another row's answer. error_kinds: of failed rows, the code and the message
+    without its values. rows_by_key: by the digest of their requests.
     """
 
     def __init__(self, folder: StoragePath, spool: Path | None = None) -> None:
@@ -46,10 +48,11 @@ class Index:
         self.deaths: dict[int, int] = {}
         self.tokens = [0, 0, 0]
         self.reused = 0
-        self.error_codes: dict[int, str] = {}
+        self.error_kinds: dict[int, tuple[str, str]] = {}
         self.rows_by_key = RowsByKey()
         self._states = bytearray()
         self._where = array("Q")
+        self._kinds: dict[tuple[str, str], tuple[str, str]] = {}
         self._files: list[Path] = []
         self._open: dict[int, int] = {}  # least recently used first
         self._reading = threading.Lock()
@@ -97,10 +100,12 @@ class Index:
             return
         state = _OK if head.outcome is None else _STATES[head.outcome.state]
         self._states[head.row], self._where[head.row] = state, where
-        if self.error_codes:
-            self.error_codes.pop(head.row, None)
-        if head.outcome is not None and head.outcome.failure is not None:
-            self.error_codes[head.row] = sys.intern(head.outcome.failure.code)
+        if self.error_kinds:
+            self.error_kinds.pop(head.row, None)
+        if head.outcome is not None and (failure := head.outcome.failure) is not None:
+            kind = failure.code, _VALUES.sub("_", failure.message)
+            kind = kind if len(self._kinds) < _MOST_KINDS or kind in self._kinds else (failure.code, "")
+            self.error_kinds[head.row] = self._kinds.setdefault(kind, kind)
         self.reused += head.duplicate_of is not None or head.reused
         if head.key is not None and state == _OK:
             self.rows_by_key.setdefault(head.key, head.row)

@@ -29,6 +29,7 @@ class JournalBroken(Error):
 
 class _Failure(msgspec.Struct):
     code: str
+    message: str = ""
 
 
 class _State(msgspec.Struct):
