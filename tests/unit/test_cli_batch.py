@@ -48,6 +48,14 @@ def test_a_dry_run_renders_the_models_own_template(rows: Path):
     assert '"content"' not in text
 
 
+def test_a_prompt_of_a_row_is_a_chat_message_without_no_chat(tmp_path: Path):
+    rows = tmp_path / "in.jsonl"
+    rows.write_text('{"prompt": "one"}\n')
+    words = (rows, "-o", tmp_path / "out.jsonl", "--engine", "sim", "--dry-run")
+    assert '"messages":[{"role":"user","content":"one"}]' in said(*words)[1]
+    assert "\nRow 0:\none\n" in said(*words, "--no-chat")[1]
+
+
 def test_a_dry_run_names_the_rows_that_cannot_be_asked(rows: Path):
     words = ("--engine", "sim", "--prompt", "Say: {txt}", "--dry-run")
     code, text = said(rows, "-o", rows.with_name("out.jsonl"), *words)

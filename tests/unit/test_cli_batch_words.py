@@ -76,7 +76,6 @@ PACKED = gzip.compress(ROWS.encode() * 1000)
         ("a.jsonl", ROWS, ("--report", "/nowhere/report.json"), 2, "'/nowhere'"),
         ("a.jsonl", ROWS, ("--replicas", "2"), 2, "--replicas has no effect with --url"),
         ("a.jsonl", ROWS, ("--deployment", "x"), 2, "--deployment has no effect with --url"),
-        ("a.jsonl", ROWS, ("--no-chat",), 2, "--no-chat has no effect without --prompt"),
         ("a.jsonl", ROWS, ("--system", "x"), 2, "--system has no effect without --prompt"),
         ("a.jsonl", ROWS, ("--reuse", "off", "--reuse-from", "x"), 2, "--reuse-from has no effect"),
         ("a.jsonl", "", ("--limit", "0"), 2, "Invalid value for '--limit'"),

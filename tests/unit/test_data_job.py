@@ -15,7 +15,7 @@ import pytest
 
 from penstock.cli.batch.run import config_of
 from penstock.config import LLMConfig
-from penstock.data.backends.engine_config import engine_identity
+from penstock.data.backends.engine_config import engine_identity, lacks_chat_template
 from penstock.data.backends.in_process import InProcessEngine
 from penstock.data.backends.protocol import Response
 from penstock.data.execution.retry import RetryPolicy
@@ -837,6 +837,38 @@ async def test_a_service_that_never_answers_is_not_waited_for_without_end(monkey
         storage_path("/nowhere"), "a", RetryPolicy()
     )
     assert 600 <= made.call_args.kwargs["timeout_s"] <= 3600
+
+
+@pytest.mark.parametrize(
+    ("files", "lacks"),
+    [
+        ({}, False),
+        ({"tokenizer_config.json": "{}"}, True),
+        ({"tokenizer_config.json": '{"chat_template": "x"}'}, False),
+        ({"tokenizer_config.json": "{}", "chat_template.jinja": "x"}, False),
+        ({"tokenizer_config.json": "{}", "tekken.json": "x"}, False),
+    ],
+)
+def test_a_folder_without_a_chat_template_is_known(tmp_path: Path, files: dict[str, str], lacks: bool):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    model = {"model_id": "m", "model_source": str(tmp_path)}
+    assert lacks_chat_template(LLMConfig(model_loading_config=model)) is lacks
+    with_own = LLMConfig(model_loading_config=model, engine_kwargs={"chat_template": "x"})
+    assert not lacks_chat_template(with_own)
+
+
+async def test_a_prompt_is_a_message_where_nothing_else_is_asked_for(spec):
+    rows = [
+        {"prompt": "a"},
+        {"prompt": [1, 2]},
+        {"prompt": "b", "suffix": "c"},
+        {"messages": [], "prompt": "d"},
+    ]
+    found = preview(spec(rows, prompts_as_messages=True))
+    assert ["messages" in text for _, text in found.prompts] == [True, False, False]
+    assert [number for number, _ in found.faults] == [3]
+    assert "messages" not in preview(spec(rows)).prompts[0][1]
 
 
 SIM = LLMConfig(

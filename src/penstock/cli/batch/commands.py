@@ -108,9 +108,7 @@ def run(
         _submit(context, inputs, engine_words)
     try:
         _refuse_idle("without --submit", {"--window": window})
-        _refuse_idle(
-            "without --prompt" if prompt is None else None, {"--system": system, "--no-chat": no_chat or None}
-        )
+        _refuse_idle("without --prompt" if prompt is None else None, {"--system": system})
         _refuse_idle("with --reuse off" if reuse == "off" else None, {"--reuse-from": reuse_from})
         spec = JobSpec(
             inputs=inputs,
@@ -136,6 +134,7 @@ def run(
             template=prompt,
             system=system,
             chat=not no_chat,
+            prompts_as_messages=not no_chat and prompt is None and task == "generate",
             defaults=_defaults(param or [], max_tokens),
             group_prefixes=not no_group_prefixes,
             reuse=reuse,

@@ -70,7 +70,7 @@ Prompt = Annotated[
     str | None, _row_option(help="Prompt template with columns in braces: `Summarise: {text}`.")
 ]
 System = Annotated[str | None, _row_option(help="With --prompt: a system prompt.")]
-NoChat = Annotated[bool, _row_option("--no-chat", help="Send --prompt as a plain prompt, not as a message.")]
+NoChat = Annotated[bool, _row_option("--no-chat", help="Send prompts as they are, not as chat messages.")]
 MaxTokens = Annotated[int | None, _row_option(help="Most tokens of an answer.", min=1)]
 Param = Annotated[list[str] | None, _row_option(help="NAME=VALUE to add to every request: `temperature=0`.")]
 InputForm = Annotated[

@@ -25,7 +25,7 @@ from penstock.cli.models.plan import ServePlan, make_plan
 from penstock.cli.process.failure import reason
 from penstock.cli.process.output import Output, redirect_output
 from penstock.config import LLMConfig
-from penstock.data.backends.engine_config import engine_identity
+from penstock.data.backends.engine_config import engine_identity, lacks_chat_template
 from penstock.data.job import manifest
 from penstock.data.job.api import make_worker_pool
 from penstock.data.job.job import Job
@@ -103,6 +103,8 @@ def _run(batch_run: BatchRun, signals_fd: int, output: Output) -> int:
     if (config := config_of(spec.engines, plan)) is not None:
         engines = msgspec.structs.replace(spec.engines, answers=engine_identity(config))
         spec = msgspec.structs.replace(spec, engines=engines)
+        if batch_run.spec is not None:
+            spec = _without_chat(spec, config)
     before = continued(spec, with_other_engines=batch_run.names_engines)
     if (done := finished_report(before, spec, retry_failed=batch_run.retry_failed)) is not None:
         print(f"penstock batch: '{batch_run.output}' is finished; nothing was run.", file=output.err)
@@ -278,9 +280,16 @@ def config_of(engines: EngineSpec, plan: ServePlan | None = None) -> LLMConfig |
     return None if engines.config is None else LLMConfig.model_validate(engines.config)
 
 
+def _without_chat(spec: JobSpec, config: LLMConfig) -> JobSpec:
+    """The spec, its rows' prompts as they are where the model has no chat template."""
+    chats = spec.prompts_as_messages and not lacks_chat_template(config)
+    return msgspec.structs.replace(spec, prompts_as_messages=chats)
+
+
 def dry_run(spec: JobSpec) -> int:
     """Exit code: 0 when every row can become a request."""
-    found = preview(spec, config_of(spec.engines))
+    config = config_of(spec.engines)
+    found = preview(spec if config is None else _without_chat(spec, config), config)
     _print(found)
     return _FAILED if found.faults else 0
 

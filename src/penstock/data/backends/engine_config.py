@@ -93,6 +93,20 @@ def engine_identity(config: LLMConfig) -> dict[str, Any]:
     }
 
 
+def lacks_chat_template(config: LLMConfig) -> bool:
+    """Whether the model is in a folder of this machine, and is one that only completes texts."""
+    source = config.engine_kwargs.get("tokenizer") or config.model_loading_config.tokenizer_source
+    folder = _local(str(source or config.model_source))
+    if config.engine_name == "sim" or config.engine_kwargs.get("chat_template") or folder is None:
+        return False
+    if any(folder.glob("*.jinja")) or any(folder.glob("chat_template*")) or any(folder.glob("tekken*")):
+        return False
+    try:
+        return b'"chat_template"' not in (folder / "tokenizer_config.json").read_bytes()
+    except OSError:
+        return False
+
+
 def _named(hook: Any) -> str:
     """The user's code by its path; code from Python by its name and a digest of its source."""
     name = getattr(hook, "__qualname__", None)

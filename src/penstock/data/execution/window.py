@@ -272,9 +272,10 @@ class Window:
         if is_all or (are_new and len(self._refused) >= _REFUSED_ROWS):
             failure = classify_response(response, row.attempts).failure
             why = failure.message if failure is not None else ""
+            hint = " (--no-chat sends prompts as they are)" if response.status == 400 else ""
             error = Unavailable(
-                f"The job is refused, not one of its rows (status {response.status}): {why} Put that right "
-                "and run the command again to continue; no row is lost."
+                f"The job is refused, not one of its rows (status {response.status}): {why} Put that "
+                f"right{hint} and run the command again to continue; no row is lost."
             )
             self._fail_all(error)
             raise error

@@ -80,9 +80,11 @@ def batch(
         concurrency=concurrency,
         address=address,
     )
+    chats = chat and prompt is None and task == "generate"
     if config is not None:
-        from penstock.data.backends.engine_config import engine_identity
+        from penstock.data.backends.engine_config import engine_identity, lacks_chat_template
 
+        chats = chats and not lacks_chat_template(config)
         engines = msgspec.structs.replace(
             engines,
             cli_args=(config.model_id, config.model_source),
@@ -98,6 +100,7 @@ def batch(
         template=prompt,
         system=system,
         chat=chat,
+        prompts_as_messages=chats,
         defaults=_params_as_json(params or {}),
         limit=limit,
         reuse=reuse,

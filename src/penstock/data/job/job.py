@@ -46,6 +46,8 @@ from penstock.temporary_folder import temporary_folder
 
 log = logging.getLogger(__name__)
 
+_CUT = "Plain prompts get at most 16 tokens, the API's default, unless --max-tokens or the row says more."
+
 _PASSES = 3
 """Passes over rows that the journal lacks. A second one runs rows that a lost machine had not synced."""
 
@@ -94,6 +96,8 @@ class Job:
             self._manifest = await asyncio.to_thread(self._open, now)
             inputs = [part.url for part in self._manifest.source.parts]
             self._listener.on_start(self.spec.output, inputs, self._manifest.total)
+            if self.spec.completes_prompts and "max_tokens" not in self.spec.defaults:
+                self._listener.on_message(_CUT)
             other = await asyncio.to_thread(_reused_index, self.spec, self._spool / "other")
             try:
                 reason = await self._run_rows(lock, other)

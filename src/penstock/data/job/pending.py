@@ -19,7 +19,7 @@ from penstock.data.job.spec import JobSpec
 from penstock.data.journal.index import Index
 from penstock.data.journal.segment import Entry
 from penstock.data.results.outcome import SKIPPED, Failure, Outcome
-from penstock.data.rows.builder import build_request
+from penstock.data.rows.builder import build_request, prompt_as_message
 from penstock.data.rows.digest import is_deterministic, request_digest
 from penstock.data.rows.input_columns import check_defaults
 from penstock.data.rows.request import RowRequest
@@ -151,6 +151,8 @@ class RequestBuilder:
         if template is not None and template.is_blank(row.fields):
             return None
         fields = row.fields if template is None else template.fields(row.fields)
+        if self._spec.prompts_as_messages:
+            fields = prompt_as_message(fields)
         request = build_request(fields, self._task, self._spec.defaults)
         prefix = prompt_prefix(request) if self._spec.group_prefixes else b""
         return PendingRow(row.number, request, self._key(request), 0, prefix)

@@ -57,7 +57,8 @@ class JobSpec(
     """inputs: files, folders, globs. output: a file, or a folder if it ends with "/".
 
     is_openai_batch: input lines are in OpenAI's batch format. template: a prompt with columns in braces.
-    chat: whether the prompt becomes a chat message. defaults: request fields for rows that do not set them.
+    chat: whether the prompt becomes a chat message; prompts_as_messages: the same for rows' own `prompt`.
+    defaults: request fields for rows that do not set them.
     reuse: which answers also serve identical requests (`is_deterministic`).
     read_files: whether to read files that rows name; False for rows from untrusted sources.
     part_rows: input rows per file of an output folder. own_paths: endpoints of the user's server class
@@ -73,6 +74,7 @@ class JobSpec(
     template: str | None = None
     system: str | None = None
     chat: bool = True
+    prompts_as_messages: bool = False
     defaults: dict[str, Any] = {}
     group_prefixes: bool = True
     reuse: Reuse = "exact"
@@ -96,6 +98,12 @@ class JobSpec(
     @property
     def journal(self) -> StoragePath:
         return self.output_path.with_added_suffix(".journal")
+
+    @property
+    def completes_prompts(self) -> bool:
+        """Whether texts are sent as plain prompts."""
+        as_messages = self.prompts_as_messages if self.template is None else self.chat
+        return self.kind == "generate" and not self.is_openai_batch and not as_messages
 
     def task(self) -> Task:
         own_paths = frozenset(self.own_paths)

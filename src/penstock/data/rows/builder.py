@@ -73,6 +73,17 @@ def build_request(
     return RowRequest(path=path, body=_encode(body), model=_model(given, task), prompt=prompt)
 
 
+def prompt_as_message(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields with a text in `prompt` as a chat message, where nothing in them asks for a completion."""
+    others = ("messages", *IDS, *MEDIA, *COMPLETIONS_ONLY)
+    if not isinstance(fields.get("prompt"), str | bytes) or any(
+        fields.get(name) is not None for name in others
+    ):
+        return fields
+    rest = {name: value for name, value in fields.items() if name != "prompt"}
+    return {**rest, "messages": [{"role": "user", "content": fields["prompt"]}]}
+
+
 def _path_and_input(given: Fields, own: Fields, task: Task) -> tuple[str, Fields, bytes | None]:
     """The endpoint, the input as the body has it, and the engine prompt."""
     if task.kind == "score":
