@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from penstock.config import LLMConfig
-from penstock.config.schema.strict import RootConfig
+from penstock.config.schema.strict import RootConfig, optional, setting
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.pipeline.ray_stages import Concurrency, HttpRequestStageConfig
 
@@ -22,41 +22,36 @@ TaskName = Literal["generate", "embed", "classify", "score"]
 class ProcessorConfig(RootConfig):
     """Fields of all processors."""
 
-    batch_size: int = Field(
-        default=64,
-        ge=1,
-        description="Rows per batch of Ray Data, of which an actor holds up to 128: smaller for large rows. "
+    batch_size: int = setting(
+        64,
+        "Rows per batch of Ray Data, of which an actor holds up to 128: smaller for large rows. "
         "The engine takes them one by one.",
+        ge=1,
     )
-    concurrency: Concurrency = Field(
-        default=1, description="Engines, all started at once; `(m, n)`: from m to n of them, by demand."
+    concurrency: Concurrency = setting(
+        1, "Engines, all started at once; `(m, n)`: from m to n of them, by demand."
     )
-    accelerator_type: str | None = Field(
-        default=None, description="Ray's name of the GPU type (A10G, L4, H100, ...) of the nodes it runs on."
+    accelerator_type: str | None = optional(
+        "Ray's name of the GPU type (A10G, L4, H100, ...) of the nodes it runs on."
     )
-    task_type: TaskName = Field(default="generate", description="`generate`, `embed`, `classify` or `score`.")
-    should_continue_on_error: bool = Field(
-        default=True,
-        description="Failed rows pass through with `error` set. False: the first one ends the pipeline. "
+    task_type: TaskName = setting("generate", "`generate`, `embed`, `classify` or `score`.")
+    should_continue_on_error: bool = setting(
+        True,
+        "Failed rows pass through with `error` set. False: the first one ends the pipeline. "
         "Where it is set to True, every row also has `__inference_error__`, a text, empty if it is ok.",
     )
-    max_attempts: int = Field(default=3, ge=1, description="Responses 429 and 5xx until a row fails.")
-    max_deaths: int = Field(
-        default=3, ge=2, description="Engine deaths while they ran a row, until the row fails."
-    )
-    row_deadline_s: float | None = Field(default=None, gt=0, description="For one row, over all its tries.")
-    outage_s: float = Field(
-        default=300.0, gt=0, description="Without a reachable engine, until the pipeline ends."
-    )
-    read_files: bool = Field(
-        default=True,
-        description="Whether media that rows name by path or bucket are read here. Set False for untrusted "
+    max_attempts: int = setting(3, "Responses 429 and 5xx until a row fails.", ge=1)
+    max_deaths: int = setting(3, "Engine deaths while they ran a row, until the row fails.", ge=2)
+    row_deadline_s: float | None = optional("For one row, over all its tries.", gt=0)
+    outage_s: float = setting(300.0, "Without a reachable engine, until the pipeline ends.", gt=0)
+    read_files: bool = setting(
+        True,
+        "Whether media that rows name by path or bucket are read here. Set False for untrusted "
         "rows, which could otherwise read this cluster's files.",
     )
-    journal: str | None = Field(
-        default=None,
-        description="Folder or bucket URL where each answer is stored as it arrives. The same pipeline, run "
-        "again, reuses them.",
+    journal: str | None = optional(
+        "Folder or bucket URL where each answer is stored as it arrives. The same pipeline, run "
+        "again, reuses them."
     )
 
     @property
@@ -112,22 +107,15 @@ class ServeDeploymentProcessorConfig(ProcessorConfig):
     Rows name a method (`method`, `request_kwargs`, `dtype`); for a Penstock model they may also be requests.
     """
 
-    app_name: str = Field(default="default", description="Ray Serve's application.")
-    deployment_name: str | None = Field(
-        default=None, description="Its deployment; required if it has several."
+    app_name: str = setting("default", "Ray Serve's application.")
+    deployment_name: str | None = optional("Its deployment; required if it has several.")
+    dtype_mapping: dict[str, Any] | None = optional(
+        "Classes by the name in a row's `dtype`; its `request_kwargs` are their arguments."
     )
-    dtype_mapping: dict[str, Any] | None = Field(
-        default=None,
-        description="Classes by the name in a row's `dtype`; its `request_kwargs` are their arguments.",
+    request_timeout_s: float | None = optional(
+        "For one try of a row; after it the row is tried again, see max_attempts.", gt=0
     )
-    request_timeout_s: float | None = Field(
-        default=None,
-        gt=0,
-        description="For one try of a row; after it the row is tried again, see max_attempts.",
-    )
-    max_in_flight: int = Field(
-        default=256, ge=1, description="Maximum parallel calls per actor of the pipeline."
-    )
+    max_in_flight: int = setting(256, "Maximum parallel calls per actor of the pipeline.", ge=1)
 
 
 class HttpRequestProcessorConfig(ProcessorConfig):
@@ -138,30 +126,23 @@ class HttpRequestProcessorConfig(ProcessorConfig):
     """
 
     url: str = Field(min_length=1, description="Whole URL for payloads, base URL for requests.")
-    model: str | None = Field(default=None, description="For requests without a model.")
-    headers: dict[str, str] | None = Field(default=None, description="Sent with every request.")
-    api_key: str | None = Field(default=None, description="Sent as a bearer token.")
-    qps: float | None = Field(
-        default=None,
-        gt=0,
-        description="Maximum requests per second of the whole pipeline, divided among its actors "
-        "(`concurrency`).",
+    model: str | None = optional("For requests without a model.")
+    headers: dict[str, str] | None = optional("Sent with every request.")
+    api_key: str | None = optional("Sent as a bearer token.")
+    qps: float | None = optional(
+        "Maximum requests per second of the whole pipeline, divided among its actors (`concurrency`).", gt=0
     )
-    max_retries: int | None = Field(default=None, ge=0, description="Older form of max_attempts, minus 1.")
-    base_retry_wait_time_in_s: float = Field(default=1.0, gt=0, description="Seconds before the second try.")
-    timeout_s: float = Field(default=600.0, gt=0, description="For one try.")
-    max_in_flight: int = Field(
-        default=64, ge=1, description="Maximum parallel requests per actor of the pipeline."
-    )
-    session_factory: Callable[[], Any] | None = Field(
-        default=None,
-        repr=False,
-        description="Makes the `aiohttp.ClientSession` of an actor: proxies, certificates, a connector of "
+    max_retries: int | None = optional("Older form of max_attempts, minus 1.", ge=0)
+    base_retry_wait_time_in_s: float = setting(1.0, "Seconds before the second try.", gt=0)
+    timeout_s: float = setting(600.0, "For one try.", gt=0)
+    max_in_flight: int = setting(64, "Maximum parallel requests per actor of the pipeline.", ge=1)
+    session_factory: Callable[[], Any] | None = optional(
+        "Makes the `aiohttp.ClientSession` of an actor: proxies, certificates, a connector of "
         "your own. Its own timeout, headers and cookies count; `timeout_s` does not.",
+        repr=False,
     )
-    http_request_stage: HttpRequestStageConfig | None = Field(
-        default=None,
-        description="`concurrency`, `batch_size` and resources of the actors that send requests.",
+    http_request_stage: HttpRequestStageConfig | None = optional(
+        "`concurrency`, `batch_size` and resources of the actors that send requests."
     )
 
     @property

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, model_validator
 
-from penstock.config.schema.strict import RootConfig
+from penstock.config.schema.strict import RootConfig, optional, setting
 
 
 def _in_order(value: int | tuple[int, int]) -> int | tuple[int, int]:
@@ -29,16 +29,12 @@ class StageConfig(RootConfig):
 
     _effective: ClassVar[frozenset[str]] = frozenset({"enabled", "model_source"})
 
-    enabled: bool = Field(default=True, description="Whether the stage is switched on.")
-    batch_size: int | None = Field(default=None, ge=1, description="Rows per batch.")
-    concurrency: Concurrency | None = Field(default=None, description="Actors; `(m, n)`: from m to n.")
-    runtime_env: dict[str, Any] | None = Field(
-        default=None, description="Ray's runtime environment of its actors."
-    )
-    num_cpus: float | None = Field(default=None, ge=0, description="CPUs that one actor reserves.")
-    memory: float | None = Field(
-        default=None, ge=0, description="Bytes of heap memory that one actor reserves."
-    )
+    enabled: bool = setting(True, "Whether the stage is switched on.")
+    batch_size: int | None = optional("Rows per batch.", ge=1)
+    concurrency: Concurrency | None = optional("Actors; `(m, n)`: from m to n.")
+    runtime_env: dict[str, Any] | None = optional("Ray's runtime environment of its actors.")
+    num_cpus: float | None = optional("CPUs that one actor reserves.", ge=0)
+    memory: float | None = optional("Bytes of heap memory that one actor reserves.", ge=0)
 
     @model_validator(mode="before")
     @classmethod
@@ -60,7 +56,7 @@ class StageConfig(RootConfig):
 class TokenizerStageConfig(StageConfig):
     """The engine tokenizes, with the tokenizer of its model."""
 
-    model_source: str | None = Field(default=None, description="The processor's `model_source`, or nothing.")
+    model_source: str | None = optional("The processor's `model_source`, or nothing.")
 
 
 class DetokenizeStageConfig(TokenizerStageConfig):
@@ -72,10 +68,8 @@ class ChatTemplateStageConfig(TokenizerStageConfig):
 
     _effective = StageConfig._effective | {"chat_template", "chat_template_kwargs"}
 
-    chat_template: str | None = Field(default=None, description="Jinja text, or the path of a file with it.")
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        default=None, description="Variables of the template."
-    )
+    chat_template: str | None = optional("Jinja text, or the path of a file with it.")
+    chat_template_kwargs: dict[str, Any] | None = optional("Variables of the template.")
 
 
 class PrepareMultimodalStageConfig(StageConfig):
@@ -83,15 +77,12 @@ class PrepareMultimodalStageConfig(StageConfig):
 
     _effective = StageConfig._effective | {"chat_template_content_format", "model_config_kwargs"}
 
-    model_config_kwargs: dict[str, Any] | None = Field(
-        default=None, description="More arguments of the engine."
+    model_config_kwargs: dict[str, Any] | None = optional("More arguments of the engine.")
+    chat_template_content_format: Literal["auto", "string", "openai"] | None = optional(
+        "How the template gets the content of a message."
     )
-    chat_template_content_format: Literal["auto", "string", "openai"] | None = Field(
-        default=None, description="How the template gets the content of a message."
-    )
-    apply_sys_msg_formatting: bool | None = Field(
-        default=None,
-        description="Without effect: the engine gives system messages to the template as they are.",
+    apply_sys_msg_formatting: bool | None = optional(
+        "Without effect: the engine gives system messages to the template as they are."
     )
 
 
