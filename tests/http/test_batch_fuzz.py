@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from batch_commands import journal, journaled, processes, run_prompts
+from batch_commands import journaled, processes, run_prompts
 from hypothesis import example, given, settings
 from random_jobs import NONE, Fault, Job, jobs, read
 from served import Served
@@ -47,8 +47,8 @@ async def test_each_row_of_a_broken_job_ends_once_in_order_with_its_own_answer(s
         given, output = job.write(folder), job.output_in(folder)
         for fault in job.faults:
             file = folder / f"data/0.{job.form}" if fault.changed else None
-            if file and not (journal(Path(output)) / "job.json").exists():
-                continue  # nothing has begun with another input
+            if file and not journaled(Path(output)):
+                continue  # nothing is lost by another input
             with changed(file) if file else nullcontext():
                 code, said = await run(folder, given, output, served.url, fault)
             assert code in (0, 1, -signal.SIGKILL), said
