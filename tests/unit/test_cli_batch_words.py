@@ -263,3 +263,15 @@ def test_a_config_that_changed_does_not_go_on_by_itself(tmp_path: Path, command)
         assert (code, "engine_kwargs.reply was 'OLD', and is 'NEW'" in err) == (2, True), err
         assert f"penstock batch resume {out} --model MODEL" in err
     assert command("resume", out, "--model", config)[0] == 0
+
+
+def test_a_model_alone_keeps_the_service_that_the_job_began_with(tmp_path: Path, command):
+    put(tmp_path / "in.jsonl", '{"text": ""}\n')
+    out = tmp_path / "out.jsonl"
+    words = (tmp_path / "in.jsonl", "-o", out, "--prompt", "{text}", *NOWHERE, "--model", "a")
+    assert command(*words)[0] == 0
+    put(tmp_path / "out.jsonl.journal/0001-driver.jsonl", "")
+    out.unlink()
+    assert command("resume", out, "--model", "b", "--retry-failed")[0] == 0
+    engines = json.loads((tmp_path / "out.jsonl.journal/job.json").read_text())["order"]["engines"]
+    assert engines == {"url": NOWHERE[1], "model": "b"}

@@ -344,15 +344,24 @@ async def test_answers_by_an_engine_of_another_size_are_taken_over(spec):
     check_continuation(first, msgspec.structs.replace(first, engines=now))
 
 
-@pytest.mark.parametrize("file", ["model/config.json", "model/deep/weights", "adapters/a/x", "t.jinja"])
-def test_a_local_file_that_changes_makes_other_engines(tmp_path: Path, file: str):
-    for name in ("model/config.json", "model/deep/weights", "adapters/a/x", "t.jinja", "model/.git/x"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(b"old" * (1 << 20 if name.endswith("weights") else 1))
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("model/config.json", "model_source/config.json"),
+        ("model/deep/weights", "model_source/deep/weights"),
+        ("adapters/a/x", "dynamic_lora_loading_path/a/x"),
+        ("t.jinja", "t.jinja"),
+    ],
+)
+def test_a_local_file_that_changes_makes_other_engines(tmp_path: Path, monkeypatch, file: str, name: str):
+    monkeypatch.chdir(tmp_path)
+    for one in ("model/config.json", "model/deep/weights", "adapters/a/x", "t.jinja", "model/.git/x"):
+        (tmp_path / one).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / one).write_bytes(b"old" * (1 << 20 if one.endswith("weights") else 1))
     config = LLMConfig(
         model_loading_config={"model_id": "m", "model_source": str(tmp_path / "model")},
         lora_config={"dynamic_lora_loading_path": str(tmp_path / "adapters")},
-        engine_kwargs={"chat_template": str(tmp_path / "t.jinja"), "download_dir": str(tmp_path)},
+        engine_kwargs={"chat_template": "t.jinja", "download_dir": str(tmp_path)},
     )
     before = engine_identity(config)
     (tmp_path / "model/.git/x").write_text("new")
@@ -360,9 +369,8 @@ def test_a_local_file_that_changes_makes_other_engines(tmp_path: Path, file: str
     assert engine_identity(config) == before
     old = (tmp_path / file).read_bytes()
     (tmp_path / file).write_bytes(b"new" * (len(old) // 3))
-    assert [
-        name for name, one in engine_identity(config)["files"].items() if before["files"][name] != one
-    ] == [str(tmp_path / file)]
+    now = engine_identity(config)["files"]
+    assert [one for one, version in now.items() if before["files"][one] != version] == [name]
 
 
 async def test_a_journal_that_does_not_say_what_its_answers_depend_on_is_refused(spec):

@@ -64,11 +64,6 @@ class BatchRun:
     fail_on_errors: bool = False
     verbose: bool = False
 
-    @property
-    def names_engines(self) -> bool:
-        """Whether `resume` names engines to go on with, whatever the job began with."""
-        return self.engines is not None and self.engines.answers is None
-
 
 def run(batch_run: BatchRun, signals_fd: int) -> int:
     """Exit code: 0 when the output is there; 3 when a limit stopped it, 128 + signal when a signal did, 1 for
@@ -105,7 +100,8 @@ def _run(batch_run: BatchRun, signals_fd: int, output: Output) -> int:
         spec = msgspec.structs.replace(spec, engines=engines)
         if batch_run.spec is not None:
             spec = _without_chat(spec, config)
-    before = continued(spec, with_other_engines=batch_run.names_engines)
+    names_engines = batch_run.engines is not None and batch_run.engines.answers is None
+    before = continued(spec, with_other_engines=names_engines)
     if (done := finished_report(before, spec, retry_failed=batch_run.retry_failed)) is not None:
         print(f"penstock batch: '{batch_run.output}' is finished; nothing was run.", file=output.err)
         return _ended(batch_run, done, output, whole=False)

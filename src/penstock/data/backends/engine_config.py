@@ -89,7 +89,7 @@ def engine_identity(config: LLMConfig) -> dict[str, Any]:
         "adapters": masked(config.lora_config and config.lora_config.model_dump(include=_ADAPTERS)),
         "engine_kwargs": {name: str(masked(value)) for name, value in kwargs.items() if not is_secret(name)},
         **{name: _named(hook) for name, hook in hooks.items() if hook is not None},
-        "files": {str(file): _version(file) for file in _files(config) if os.path.isfile(file)},
+        "files": {name: _version(file) for name, file in _files(config) if os.path.isfile(file)},
     }
 
 
@@ -118,21 +118,29 @@ def _named(hook: Any) -> str:
         return str(name)
 
 
-def _files(config: LLMConfig) -> Iterator[Path]:
+def _files(config: LLMConfig) -> Iterator[tuple[str, Path]]:
+    """Paths that the config names, each with a name that is the same on other machines."""
     loading, lora, kwargs = config.model_loading_config, config.lora_config, config.engine_kwargs
-    folders: list[Any] = [config.model_source, loading.tokenizer_source, *(kwargs.get(n) for n in _FOLDERS)]
+    sources: dict[str, Any] = {
+        "model_source": config.model_source,
+        "tokenizer_source": loading.tokenizer_source,
+        **{name: kwargs.get(name) for name in _FOLDERS},
+    }
     if lora is not None:
-        folders += [lora.dynamic_lora_loading_path, *lora.adapters.values()]
-    for source in folders:
+        sources |= {"dynamic_lora_loading_path": lora.dynamic_lora_loading_path, **lora.adapters}
+    for name, source in sources.items():
         text = source.bucket_uri if isinstance(source, BucketSource) else source
         if isinstance(text, str) and (path := _local(text)) is not None:
-            below = sorted(path.rglob("*")) if path.is_dir() else [path]
-            hidden = [any(part.startswith(".") for part in file.relative_to(path).parts) for file in below]
-            yield from (file for file, skip in zip(below, hidden, strict=True) if not skip)
+            for file in [path] if path.is_file() else path.rglob("*"):
+                below = file.relative_to(path)
+                if not any(part.startswith(".") for part in below.parts):
+                    yield f"{name}/{below.as_posix()}", file
     for hook in (config.preprocessor, config.postprocessor):
         if isinstance(hook, str) and (module := _module_file(hook.partition(":")[0])) is not None:
-            yield Path(module)
-    yield from filter(None, map(_local, _texts(kwargs)))
+            yield hook, Path(module)
+    for text in _texts(kwargs):
+        if (path := _local(text)) is not None:
+            yield text, path
 
 
 def _module_file(name: str) -> str | None:

@@ -271,10 +271,10 @@ class Window:
         are_new = all(one.started > since for one in self._in_flight)
         if is_all or (are_new and len(self._refused) >= _REFUSED_ROWS):
             failure = classify_response(response, row.attempts).failure
-            why = failure.message if failure is not None else ""
+            why = failure.message.rstrip(".") if failure is not None else "it says no more"
             hint = " (--no-chat sends prompts as they are)" if response.status == 400 else ""
             error = Unavailable(
-                f"The job is refused, not one of its rows (status {response.status}): {why} Put that "
+                f"The job is refused, not one of its rows (status {response.status}): {why}. Put that "
                 f"right{hint} and run the command again to continue; no row is lost."
             )
             self._fail_all(error)
