@@ -254,7 +254,7 @@ def test_only_files_that_end_are_read(tmp_path: Path):
     (tmp_path / "file").write_text("x")
     assert storage_path(tmp_path / "file").read() == b"x"
     for source in ("/dev/zero", str(tmp_path / "pipe"), str(tmp_path)):
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(SourceNotFound):
             storage_path(source).read()
 
 

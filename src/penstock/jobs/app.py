@@ -5,7 +5,6 @@ Source: OpenAI's API reference, /files and /batches.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -16,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.asgi import ASGIApp
-from penstock.errors import Error, NotFound, TooLarge
+from penstock.errors import Error, TooLarge
 from penstock.jobs.content import content
 from penstock.jobs.service import JobService
 from penstock.openai import errors as openai_errors
@@ -85,13 +84,8 @@ class _Endpoints:
         return _json(await self._service.ready().files.delete(request.path_params["id"]))
 
     async def content(self, request: Request) -> Response:
-        service = self._service.ready()
-        record = service.files.get(request.path_params["id"])
-        size = await asyncio.to_thread(service.storage.size_bytes, record.path)
-        if size is None:
-            raise NotFound(f"The content of '{record.id}' is not in the storage any more.")
-        at, head = service.storage.at(record.path), request.method == "HEAD"
-        return content(at, size, request.headers.get("range"), head=head)
+        at, size = await self._service.ready().files.content(request.path_params["id"])
+        return content(at, size, request.headers.get("range"), head=request.method == "HEAD")
 
     async def create_batch(self, request: Request) -> Response:
         service = self._service.ready()

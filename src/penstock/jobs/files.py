@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.config.schema.jobs import JobsConfig
+from penstock.data.storage.paths import StoragePath
 from penstock.errors import Conflict, NotFound
 from penstock.jobs.parameters import KEEP_S, Page, expires_after_s, insert, shown
 from penstock.jobs.records import INPUT, FileRecord, new_id, now_s
@@ -49,6 +50,14 @@ class FileStore:
         if record is None or (record.expired and self.reader_of(file_id) is None):
             raise NotFound(f"There is no file '{file_id[:80]}'; it may have expired or been deleted.")
         return record
+
+    async def content(self, file_id: str) -> tuple[StoragePath, int]:
+        """Where a file's content is, and its size in bytes. Raises: NotFound, Unavailable."""
+        path = self.get(file_id).path
+        size = await asyncio.to_thread(self._storage.size_bytes, path)
+        if size is None:
+            raise NotFound(f"The content of '{file_id}' is not in the storage any more.")
+        return self._storage.at(path), size
 
     def listed(self, query: dict[str, str]) -> dict[str, Any]:
         """A page in OpenAI's form. Raises: BadRequest."""
@@ -104,9 +113,16 @@ class FileStore:
                 await self._remove(record)
 
     async def _remove(self, record: FileRecord) -> None:
-        """The record first: a content without one is removed at the next start."""
-        await asyncio.to_thread(self._storage.remove, FOLDER, record.id)
-        self._records.pop(record.id, None)
+        """From memory first, so that no batch takes it meanwhile; its content last: one without a record is
+        removed at the next start.
+        """
+        if self._records.pop(record.id, None) is None:
+            return
+        try:
+            await asyncio.to_thread(self._storage.remove, FOLDER, record.id)
+        except BaseException:
+            insert(self._records, record)
+            raise
         await asyncio.to_thread(self._storage.at(record.path).remove)
 
     def _room(self) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -27,6 +28,8 @@ from penstock.openai.errors import form
 _HUNGRY_S = 0.1
 """A batch that got no slot for so long does not want any: the window of one that does asks every 5 ms."""
 
+_ROWS_WITHOUT_MODEL = 8
+
 
 class Fleet:
     """The replicas of all models of an application."""
@@ -39,13 +42,18 @@ class Fleet:
         self.views: set[_View] = set()
 
     def pool(self, models: Sequence[str], standing: Standing) -> WorkerPool:
-        """For one batch, whose rows name these models."""
-        return InProcessPool(lambda: _View(self, {model: self._sets[model] for model in models}, standing))
+        """For one batch, whose rows named these models; those that are not served any more are left out."""
+        served = [model for model in models if model in self._sets]
+        return InProcessPool(lambda: _View(self, served, standing))
 
-    async def start(self, model: str, progress: Progress) -> None:
-        """Finds a model's replicas, once for all batches. Raises: as `ReplicaSet.start`."""
+    async def start(self, model: str, progress: Progress) -> ReplicaSet:
+        """Finds a model's replicas, once for all batches. Raises: Unavailable, EngineStartFailed."""
         async with self._starting[model]:
-            await self._sets[model].start(progress)
+            try:
+                await self._sets[model].start(progress)
+            except ConfigError as error:  # it is of our application, which is still being deployed
+                raise Unavailable(str(error)) from error
+        return self._sets[model]
 
     async def close(self) -> None:
         await asyncio.gather(*(one.stop() for one in self._sets.values()))
@@ -73,18 +81,19 @@ class Fleet:
 class _View:
     """The backend of one batch."""
 
-    def __init__(self, fleet: Fleet, sets: Mapping[str, ReplicaSet], standing: Standing) -> None:
-        self._fleet, self._sets, self._standing = fleet, sets, standing
-        self._sending = dict.fromkeys(sets, 0)
+    def __init__(self, fleet: Fleet, models: Sequence[str], standing: Standing) -> None:
+        self._fleet, self._models, self._standing = fleet, models, standing
+        self._sets: dict[str, ReplicaSet] = {}
+        self._sending = Counter[str]()
         self._claimed = 0
         self._hungry_at = -math.inf
 
     async def start(self, progress: Progress = no_progress) -> None:
-        try:
-            await asyncio.gather(*(self._fleet.start(model, progress) for model in self._sets))
-        except ConfigError as error:  # these are models of our application, which is still being deployed
-            raise Unavailable(str(error)) from error
+        await asyncio.gather(*(self._start(model, progress) for model in self._models))
         self._fleet.views.add(self)
+
+    async def _start(self, model: str, progress: Progress = no_progress) -> None:
+        self._sets[model] = await self._fleet.start(model, progress)
 
     async def stop(self) -> None:
         self._fleet.views.discard(self)
@@ -94,6 +103,8 @@ class _View:
             model, named = self._fleet.resolve(request)
         except Error as error:
             return Response(error.status, form(request.path).envelope(error))
+        if model not in self._sets:  # the default model, or an alias, was another one when the batch began
+            await self._start(model)
         self._sending[model] += 1
         try:
             return await self._sets[model].send(named)
@@ -102,6 +113,8 @@ class _View:
 
     def available_slots(self, in_flight: int) -> int:
         self._claimed = in_flight
+        if not self._sets:  # each row is answered by what it names
+            return max(0, _ROWS_WITHOUT_MODEL - in_flight)
         found = sum(self._fleet.share(model, self) for model in self._sets)
         if not found:
             self._hungry_at = time.monotonic()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,10 +22,10 @@ from penstock.data.job.report import JobReport, Limits, ProgressListener, RunSta
 from penstock.data.job.spec import JobSpec
 from penstock.data.results.outcome import Failure
 from penstock.data.storage.paths import StoragePath
-from penstock.errors import ConfigError, Error, SourceNotFound
+from penstock.errors import Error, NotFound
 from penstock.jobs.batches import FOLDER, JOURNAL, BatchStore
 from penstock.jobs.files import FileStore
-from penstock.jobs.records import OUTPUT, BatchRecord, Fault, FileRecord, now_s
+from penstock.jobs.records import OUTPUT, BatchRecord, Fault, FileRecord, Status, now_s
 from penstock.jobs.storage import JobStorage
 from penstock.jobs.turns import Standing, TurnQueue
 from penstock.jobs.validation import ENDPOINTS, CheckedInput
@@ -40,6 +42,9 @@ _LEFT = {
 }
 _GRACE_S = 30.0
 """For running requests, after a cancel or at the end of the window."""
+
+_ENDING_S = 600.0
+"""A stopped batch that fails for so long to write its files ends without them."""
 
 _MOST_PAUSE_S = 30.0
 _TURN_OVER = "turn over"
@@ -64,6 +69,8 @@ class RunningBatch(ProgressListener):
     def __init__(self, batch_id: str, context: BatchContext) -> None:
         self._id, self._context = batch_id, context
         self._reason: Reason | None = None
+        self._stopped_s = 0.0
+        self._faults: list[Fault] = []
         self._job: Job | None = None
         record = self._record()
         self._standing = Standing(record.id, record.created_at, record.expires_at)
@@ -71,7 +78,7 @@ class RunningBatch(ProgressListener):
     def stop(self, reason: Reason) -> None:
         """Lets running requests end, for a while, and ends the batch with what was done."""
         if self._reason is None:
-            self._reason = reason
+            self._reason, self._stopped_s = reason, time.monotonic()
             self._context.turns.skip(self._id)
             if self._job is not None:
                 self._request_stop(self._job, reason)
@@ -87,40 +94,53 @@ class RunningBatch(ProgressListener):
         asyncio.get_running_loop().call_later(_GRACE_S, job.stop.force)
 
     async def run(self) -> None:
-        """Tries again while storage or engines are away; returns when the batch has ended."""
+        """Tries again whatever fails; returns when the batch has ended."""
         record = self._record()
         if record.status == "cancelling":
             self.stop("cancelled")
         left_s = max(0, record.expires_at - now_s())
         timer = asyncio.get_running_loop().call_later(left_s, self.stop, "expired")
         self._context.turns.add(self._standing)
-        tried = 0
+        failures = 0
         try:
             while not self._record().ended:
                 try:
                     await self._advance()
-                except (ConfigError, SourceNotFound) as error:
-                    log.warning("Batch %s cannot run: %s", self._id, error)
-                    await self._fail([Fault(error.code, "The input of the batch cannot be read any more.")])
-                except Error as error:
-                    tried += 1
-                    pause_s = min(_MOST_PAUSE_S, 0.5 * 2 ** min(tried, 6))
-                    log.warning("Batch %s failed temporarily; retrying in %g s: %s", self._id, pause_s, error)
-                    await asyncio.sleep(pause_s)
+                    failures, self._faults = 0, []
+                except Exception as error:
+                    failures += 1
+                    await self._on_failure(error, failures)
         finally:
             timer.cancel()
             self._context.turns.remove(self._id)
 
+    async def _on_failure(self, error: Exception, failures: int) -> None:
+        """Waits before the next try, or ends a batch that was stopped long ago; never raises."""
+        public = error if isinstance(error, Error) else Error()
+        self._faults = [Fault(public.code, str(public))]
+        if self._reason is not None and time.monotonic() - self._stopped_s > _ENDING_S:
+            with suppress(Error):  # storage is away: all is tried again
+                await self._end(self._reason, self._faults)
+                return
+        pause_s = min(_MOST_PAUSE_S, 0.5 * 2 ** min(failures, 6))
+        trace = None if public is error else error
+        log.warning("Batch %s failed; retrying in %g s: %s", self._id, pause_s, error, exc_info=trace)
+        await asyncio.sleep(pause_s)
+
     async def _advance(self) -> None:
-        """Raises: Error, when it is to be tried again."""
+        """Raises: any exception, when it is to be tried again."""
+        try:
+            await self._context.files.content(self._record().input_file_id)
+        except NotFound as error:
+            await self._end("failed", [Fault(error.code, str(error))])
+            return
         if self._record().status == "validating" and self._reason is None:
             async with self._context.validating:
                 await self._validate()
         if self._record().ended:
             return
         if not self._record().total:
-            reason = self._reason or "expired"
-            await self._context.batches.change(self._id, lambda record: record.to(reason))
+            await self._end(self._reason or "expired", self._faults)
             return
         stopped = self._reason is not None
         async with self._context.turns.turn(self._standing, self._end_turn, stopped=stopped):
@@ -133,7 +153,7 @@ class RunningBatch(ProgressListener):
         at = context.storage.at(context.files.get(record.input_file_id).path)
         found = await asyncio.to_thread(context.check, at, record.endpoint)
         if found.faults:
-            await self._fail(found.faults)
+            await self._end("failed", found.faults)
             return
 
         def valid(record: BatchRecord) -> BatchRecord:
@@ -226,8 +246,9 @@ class RunningBatch(ProgressListener):
         )
         return file_id
 
-    async def _fail(self, faults: list[Fault]) -> None:
-        await self._context.batches.change(self._id, lambda record: record.to("failed", errors=faults))
+    async def _end(self, status: Status, faults: list[Fault]) -> None:
+        """Without files."""
+        await self._context.batches.change(self._id, lambda record: record.to(status, errors=faults))
 
     def _record(self) -> BatchRecord:
         return self._context.batches.get(self._id)

@@ -115,13 +115,11 @@ class JobService:
         task = asyncio.create_task(run.run())
         self._runs[record.id] = run, task
         self._changed.set()
-        task.add_done_callback(lambda done: self._ended(record.id, done))
+        task.add_done_callback(lambda done: self._ended(record.id))
 
-    def _ended(self, batch_id: str, task: asyncio.Task[None]) -> None:
+    def _ended(self, batch_id: str) -> None:
         self._runs.pop(batch_id, None)
         self._changed.set()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("Batch %s crashed; it resumes when the service restarts.", batch_id, exc_info=error)
 
     async def _own(self) -> None:
         while True:
@@ -134,8 +132,8 @@ class JobService:
                 self._owns = True
                 self._ready.set()
                 await self._hold(lock)
-            except Error as error:
-                log.warning("The storage of files and batches is lost for now: %s", error)
+            except Exception as error:
+                log.warning("The storage of files and batches is lost for now: %s", error, exc_info=error)
                 await asyncio.sleep(_RETRY_S)
             finally:
                 self._owns = False
@@ -147,7 +145,7 @@ class JobService:
         while True:
             try:
                 return await asyncio.to_thread(self.storage.lock)
-            except Error as error:
+            except Exception as error:
                 if not said or not isinstance(error, OutputLocked):
                     log.warning("Waiting for the storage of files and batches: %s", error)
                 said = True

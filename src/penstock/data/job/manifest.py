@@ -43,7 +43,7 @@ def read(journal: StoragePath) -> JobManifest | None:
     at = journal / _NAME
     try:
         data = at.read()
-    except (FileNotFoundError, NotADirectoryError, SourceNotFound):
+    except SourceNotFound:
         return None
     try:
         return msgspec.json.decode(data, type=JobManifest)

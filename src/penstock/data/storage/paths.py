@@ -67,9 +67,9 @@ def atomic_write(to: StoragePath) -> Generator[IO[bytes]]:
         path.unlink(missing_ok=True)
 
 
-def unwritable(path: str, error: OSError) -> Unavailable:
+def unwritable(path: str, error: OSError, what: str = "written") -> Unavailable:
     """The error to raise for a file that cannot be written, as when the disk is full."""
-    return Unavailable(f"'{path}' cannot be written: {error.strerror or error}.")
+    return Unavailable(f"'{path}' cannot be {what}: {error.strerror or error}.")
 
 
 def unfinished_files(to: StoragePath) -> Iterable[Path]:
@@ -124,12 +124,21 @@ class LocalPath:
 
     def open(self) -> IO[bytes]:
         """For reading; seekable."""
-        return self._path.open("rb")
+        try:
+            return self._path.open("rb")
+        except FileNotFoundError as error:
+            raise self._missing() from error
+        except OSError as error:
+            raise unwritable(self.url, error, "read") from error
 
     def read(self) -> bytes:
         if not self._path.is_file():  # a pipe or a device would be read for ever
-            raise FileNotFoundError(self.url)
-        return self._path.read_bytes()
+            raise self._missing()
+        with self.open() as file:
+            return file.read()
+
+    def _missing(self) -> SourceNotFound:
+        return SourceNotFound(f"'{self.url}' cannot be read: there is no such file.")
 
     def write(self, data: bytes) -> None:
         with atomic_write(self) as file:
@@ -146,7 +155,10 @@ class LocalPath:
 
     def remove(self) -> None:
         """Does nothing when it does not exist."""
-        self._path.unlink(missing_ok=True)
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            raise unwritable(self.url, error, "removed") from error
 
 
 class RemotePath:
