@@ -121,11 +121,13 @@ async def test_a_batch_goes_on_after_a_restart_and_runs_no_line_again(jobs):
     """But for lines that were being answered at that moment."""
     rows = [line(f"row-{number}", f"{number} {LONG}", max_tokens=20) for number in range(60)]
     made = await create(jobs, rows)
-    await begun(jobs, made.id)
+    seen = await begun(jobs, made.id)
     await jobs.stop()
     answered = set(jobs.requests.answered)
     assert 0 < len(answered) < 60
     await jobs.start()
+    again = await jobs.openai().batches.retrieve(made.id)
+    assert again.request_counts.completed >= seen.request_counts.completed
     batch = await ended(jobs, made.id)
     assert batch.status == "completed"
     answers = await found(jobs, batch.output_file_id)
@@ -134,6 +136,17 @@ async def test_a_batch_goes_on_after_a_restart_and_runs_no_line_again(jobs):
     assert {sent[body] for body in answered} == {1}
     assert len(sent) == 60
     assert sent.total() <= 60 + CONCURRENCY
+
+
+async def test_an_ended_batch_is_removed_when_its_files_have_expired(jobs, monkeypatch):
+    batch = await ended(jobs, (await create(jobs, [line("a")])).id)
+    kept = await create(jobs, [line("a", LONG, max_tokens=200)])
+    monkeypatch.setattr("penstock.jobs.batches.now_s", lambda: batch.completed_at + 30 * 24 * 3600)
+    await jobs.service.batches.remove_expired()
+    assert [one.id async for one in jobs.openai().batches.list()] == [kept.id]
+    assert not [one for one in (jobs.storage / "batches").iterdir() if batch.id in one.name]
+    await jobs.restart()
+    assert [one.id async for one in jobs.openai().batches.list()] == [kept.id]
 
 
 async def test_batches_wait_for_their_turn_and_all_end(jobs):

@@ -90,19 +90,19 @@ class _Endpoints:
     async def create_batch(self, request: Request) -> Response:
         service = self._service.ready()
         record = await service.create_batch(await _body(request))
-        return _json(service.batches.shown(record))
+        return _json(await service.batches.shown(record))
 
     async def batches(self, request: Request) -> Response:
-        return _json(self._service.ready().batches.listed(dict(request.query_params)))
+        return _json(await self._service.ready().batches.listed(dict(request.query_params)))
 
     async def batch(self, request: Request) -> Response:
         batches = self._service.ready().batches
-        return _json(batches.shown(batches.get(request.path_params["id"])))
+        return _json(await batches.shown(batches.get(request.path_params["id"])))
 
     async def cancel_batch(self, request: Request) -> Response:
         service = self._service.ready()
         record = await service.cancel_batch(request.path_params["id"])
-        return _json(service.batches.shown(record))
+        return _json(await service.batches.shown(record))
 
 
 async def _body(request: Request) -> bytes:

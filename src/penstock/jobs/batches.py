@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from penstock.config.schema.jobs import JobsConfig
-from penstock.errors import BadRequest, Conflict, NotFound, TooLarge
+from penstock.errors import BadRequest, Conflict, Error, NotFound, TooLarge
 from penstock.jobs.files import FileStore
 from penstock.jobs.parameters import KEEP_S, Page, expires_after_s, insert, shown, window_s
 from penstock.jobs.records import INPUT, BatchRecord, new_id, now_s
@@ -45,7 +46,7 @@ _parsed = msgspec.json.Decoder(_Create).decode
 
 
 class BatchStore:
-    """progress: of running batches, requests that are completed and failed."""
+    """progress: requests that are completed and failed, of batches that have more of them than is stored."""
 
     def __init__(
         self, config: JobsConfig, storage: JobStorage, files: FileStore, own_endpoints: Collection[str]
@@ -60,14 +61,15 @@ class BatchStore:
         self.progress: dict[str, tuple[int, int]] = {}
 
     def load(self) -> None:
-        """Reads all records; removes what ended batches no longer need. Blocks."""
+        """Reads all records; removes files without one, and journals that are in a batch's files. Blocks."""
         found = self._storage.read_all(FOLDER, BatchRecord)
         self._records = {batch_id: one for batch_id, one in sorted(found.items()) if one is not None}
         self.progress = {}
-        ended = {batch_id for batch_id, one in self._records.items() if one.ended}
-        left = {file.name.split("/")[0] for file in self._storage.at(FOLDER).files() if JOURNAL in file.name}
-        for batch_id in left:
-            if batch_id not in found or batch_id in ended:
+        names = [file.name.split("/") for file in self._storage.at(FOLDER).files() if "/" in file.name]
+        for batch_id in {name[0] for name in names} - found.keys():
+            self._storage.remove_tree(f"{FOLDER}/{batch_id}")
+        for batch_id in {name[0] for name in names if name[1] == JOURNAL} & self._records.keys():
+            if self._records[batch_id].ended and not self._records[batch_id].errors:
                 self._storage.remove_tree(f"{FOLDER}/{batch_id}/{JOURNAL}")
 
     def unfinished(self) -> list[BatchRecord]:
@@ -84,15 +86,22 @@ class BatchStore:
             raise NotFound(f"There is no batch '{batch_id[:80]}'.")
         return record
 
-    def shown(self, record: BatchRecord) -> dict[str, Any]:
-        """As clients see it, with its progress so far."""
-        done, failed = self.progress.get(record.id, (record.completed, record.failed))
-        return msgspec.structs.replace(record, completed=done, failed=failed).public()
+    async def shown(self, record: BatchRecord) -> dict[str, Any]:
+        """As clients see it. Its progress is stored before, so that no restart takes counts back."""
+        if (counts := self.progress.pop(record.id, None)) is not None:
 
-    def listed(self, query: dict[str, str]) -> dict[str, Any]:
+            def counted(record: BatchRecord) -> BatchRecord:
+                more = msgspec.structs.replace(record, completed=counts[0], failed=counts[1])
+                return record if record.ended else more
+
+            with suppress(Error):
+                record = await self.change(record.id, counted)
+        return record.public()
+
+    async def listed(self, query: dict[str, str]) -> dict[str, Any]:
         """A page in OpenAI's form. Raises: BadRequest."""
         found, more = Page.of(query, most=_MOST_LISTED, default=_LISTED).cut(self._records)
-        return shown([self.shown(one) for one in found], has_more=more)
+        return shown([await self.shown(one) for one in found], has_more=more)
 
     async def create(self, content: bytes) -> BatchRecord:
         """Raises: BadRequest, NotFound, TooLarge, StorageFull, Unavailable."""
@@ -159,8 +168,14 @@ class BatchStore:
     async def _write(self, record: BatchRecord) -> None:
         await asyncio.to_thread(self._storage.write, FOLDER, record.id, record)
         insert(self._records, record)
-        if record.ended:
-            self.progress.pop(record.id, None)
+
+    async def remove_expired(self) -> None:
+        """Removes batches that ended so long ago that their files have expired. Raises: Unavailable."""
+        for record in list(self._records.values()):
+            if record.ended_at is not None and record.ended_at + KEEP_S <= now_s():
+                await asyncio.to_thread(self._storage.remove, FOLDER, record.id)
+                self._records.pop(record.id, None)
+                await asyncio.to_thread(self._storage.remove_tree, f"{FOLDER}/{record.id}")
 
 
 def _read(content: bytes, endpoints: Collection[str]) -> _Create:

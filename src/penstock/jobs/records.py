@@ -92,6 +92,11 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     error_file_id: str | None = None
 
     @property
+    def ended_at(self) -> int | None:
+        """None of a batch that has not ended."""
+        return getattr(self, f"{self.status}_at") if self.ended else None
+
+    @property
     def ended(self) -> bool:
         return self.status in ENDED
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import Self
 
 from penstock.config.schema.jobs import JobsConfig
 from penstock.data.journal.lock import JobLock, OutputLocked
 from penstock.data.storage.paths import StoragePath
-from penstock.errors import Error, Unavailable
+from penstock.errors import Unavailable
 from penstock.jobs.batches import BatchStore
 from penstock.jobs.files import FileStore
 from penstock.jobs.records import BatchRecord
@@ -153,15 +152,22 @@ class JobService:
 
     async def _hold(self, lock: JobLock) -> None:
         """Until another process has taken over."""
-        loop = asyncio.get_running_loop()
-        sweep_at = loop.time()
-        while not lock.lost():
-            if loop.time() >= sweep_at:
-                sweep_at = loop.time() + _SWEEP_S
-                with suppress(Error):
-                    await self.files.remove_expired()
-            self.turns.look()
-            await asyncio.sleep(_LOOK_S)
+        sweeping = asyncio.create_task(self._sweep())
+        try:
+            while not lock.lost():
+                self.turns.look()
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            sweeping.cancel()
+
+    async def _sweep(self) -> None:
+        while True:
+            try:
+                await self.files.remove_expired()
+                await self.batches.remove_expired()
+            except Exception as error:
+                log.warning("Expired files and batches could not be removed: %s", error)
+            await asyncio.sleep(_SWEEP_S)
 
     async def _stop_runs(self) -> None:
         tasks = [task for _, task in self._runs.values()]

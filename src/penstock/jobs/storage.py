@@ -15,6 +15,7 @@ import errno
 import logging
 import shutil
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -32,6 +33,7 @@ Record = TypeVar("Record")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SUFFIX = ".json"
 _RETRY_S, _MOVED_S = 5.0, 1.0
+_READERS = 16  # threads that read records at the start
 _AWAY = "The storage of files cannot be reached."
 
 
@@ -70,16 +72,18 @@ class JobStorage:
             if file.name.endswith(_SUFFIX) and "/" not in file.name:
                 name, _, version = file.name.removesuffix(_SUFFIX).partition(".")
                 found[name] = max(version, found.get(name, ""))
-        records: dict[str, Record | None] = {}
-        for name, version in found.items():
-            self._versions[f"{folder}/{name}"] = version
-            at = self._record(f"{folder}/{name}", version)
+        self._versions.update({f"{folder}/{name}": version for name, version in found.items()})
+
+        def read(name: str) -> Record | None:
+            at = self._record(f"{folder}/{name}", found[name])
             try:
-                records[name] = msgspec.json.decode(at.read(), type=kind)
+                return msgspec.json.decode(at.read(), type=kind)
             except msgspec.DecodeError as error:
                 log.error("'%s' is left out, for it cannot be read: %s. Restore or remove it.", at.url, error)
-                records[name] = None
-        return records
+                return None
+
+        with ThreadPoolExecutor(_READERS) as pool:
+            return dict(zip(found, pool.map(read, found), strict=True))
 
     def write(self, folder: str, name: str, record: msgspec.Struct) -> None:
         """When it returns, every later owner reads this record, or a newer one.
