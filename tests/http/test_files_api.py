@@ -141,6 +141,27 @@ async def test_uploads_that_are_refused_leave_nothing_behind(jobs):
     assert not [one for one in (jobs.storage / "files").glob("*") if one.is_file()]
 
 
+@pytest.mark.parametrize(
+    ("content", "byte"),
+    [
+        ('{"ä": 1}\n'.encode("utf-16"), "0xff"),
+        ('{"a": 1}\n'.encode("utf-16-le"), "0x00"),
+        ('{"ä": 1}\n'.encode("latin-1"), "0xe4"),
+        ('{"ä": 1}\n'.encode()[:3], "0xc3"),
+    ],
+    ids=["utf-16", "utf-16 without a mark", "latin-1", "cut off"],
+)
+async def test_a_file_that_is_not_utf8_is_refused(jobs, content: bytes, byte: str):
+    with pytest.raises(openai.BadRequestError, match=rf"not UTF-8 \(byte {byte}\); save it") as refused:
+        await upload(jobs, content)
+    assert refused.value.param == "file"
+
+
+async def test_a_file_whose_characters_are_cut_by_its_pieces_is_utf8(jobs):
+    content = "aäß€𝄞".encode() * 300_001
+    assert (await jobs.openai().files.content((await upload(jobs, content)).id)).content == content
+
+
 @pytest.mark.parametrize("jobs", [{"max_file_bytes": 100_000}], indirect=True)
 async def test_a_file_over_the_limit_is_413(jobs):
     assert (await upload(jobs, b"x" * 100_000)).bytes == 100_000

@@ -19,7 +19,7 @@ from penstock.transport.address import Address
 
 pytestmark = pytest.mark.parity("X2")
 
-LARGE = bytes(range(256)) * (20 << 12)
+LARGE = "".join(map(chr, range(1, 0x2000))).encode() * 1000
 """20 MiB: more than sockets hold, and than `max_body_bytes` of these gateways."""
 
 

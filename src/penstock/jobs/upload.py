@@ -5,6 +5,7 @@ Source: RFC 7578. Its syntax is python-multipart's; limits, fields and the file 
 
 from __future__ import annotations
 
+import codecs
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -51,6 +52,7 @@ class Upload:
         self._header, self._value, self._headers = b"", b"", dict[bytes, bytes]()
         self._field = bytearray()
         self._ended = False
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._parts = self._form_bytes = 0
         callbacks: dict[str, Callable[..., None]] = {
             "on_part_begin": self._on_part_begin,
@@ -88,6 +90,7 @@ class Upload:
             raise BadRequest("The form has no part named 'file'.", param="file")
         if not self.size_bytes:
             raise BadRequest("The file is empty.", param="file")
+        self._check_text(b"", final=True)
 
     def end(self) -> None:
         """The file is at its place now. Raises: StorageFull, Unavailable."""
@@ -139,7 +142,18 @@ class Upload:
             raise StorageFull(
                 f"The file does not fit: {max(0, self._room):,} bytes are left for files. Delete some first."
             )
+        self._check_text(data[start:end])
         self._file.write(memoryview(data)[start:end])
+
+    def _check_text(self, piece: bytes, *, final: bool = False) -> None:
+        """Whether the file is UTF-8 so far; JSON has no zeros, but UTF-16 has. Raises: BadRequest."""
+        try:
+            self._decoder.decode(piece, final)
+            odd = 0 if b"\0" in piece else None
+        except UnicodeDecodeError as error:
+            odd = error.object[error.start]
+        if odd is not None:
+            raise BadRequest(f"The file is not UTF-8 (byte {odd:#04x}); save it as UTF-8.", param="file")
 
     def _on_part_end(self) -> None:
         if self._name != "file":
