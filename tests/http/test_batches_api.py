@@ -138,6 +138,17 @@ async def test_a_batch_goes_on_after_a_restart_and_runs_no_line_again(jobs):
     assert sent.total() <= 60 + CONCURRENCY
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+async def test_the_error_of_a_line_is_that_of_the_same_request_by_http(jobs, served, path: str):
+    body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": -1}
+    batch = await ended(jobs, (await create(jobs, [line("a", url=path, **body)], endpoint=path)).id)
+    (failed,) = await found(jobs, batch.error_file_id)
+    async with served.http() as http:
+        answer = await http.post(path, json=body)
+    response = failed["response"]
+    assert (response["status_code"], response["body"]) == (answer.status_code, answer.json())
+
+
 async def test_an_ended_batch_is_removed_when_its_files_have_expired(jobs, monkeypatch):
     batch = await ended(jobs, (await create(jobs, [line("a")])).id)
     kept = await create(jobs, [line("a", LONG, max_tokens=200)])

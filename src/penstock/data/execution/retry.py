@@ -120,9 +120,10 @@ def _failure(response: Response, attempts: int) -> Failure:
 
 
 def _envelope(body: bytes) -> msgspec.Raw | None:
-    """The body itself if it is an error in OpenAI's form, of a usual size."""
+    """The body itself if it is an error in OpenAI's or Anthropic's form, of a usual size."""
     known = len(body) <= _MOST_ERROR and isinstance(_error(body).get("type"), str)
-    return msgspec.Raw(body) if known and body.startswith(b'{"error"') else None
+    is_envelope = body.startswith((b'{"error"', b'{"type":"error"'))
+    return msgspec.Raw(body) if known and is_envelope else None
 
 
 def _error(body: bytes) -> dict[str, Any]:
