@@ -141,6 +141,18 @@ def test_a_file_url_may_be_quoted(tmp_path: Path):
     assert storage_path(f"file://{tmp_path}/a%20b.txt").read() == b"x"
 
 
+def test_a_small_object_is_one_request(s3):
+    """The tag of an upload in parts has their number at its end."""
+    storage_path("s3://jobs/small").write(b"one")
+    assert "-" not in s3.client.head_object(Bucket="jobs", Key="small")["ETag"]
+
+
+def test_a_file_that_is_not_there_is_the_same_error_everywhere(root):
+    for call in ((root / "nothing").open, (root / "nothing").read):
+        with pytest.raises(SourceNotFound, match=r"nothing' cannot be read: there is no such file"):
+            call()
+
+
 def test_places_of_a_bucket_share_one_client(s3):
     one, other = storage_path("s3://jobs/a"), storage_path("s3://jobs/b/c")
     assert isinstance(one, RemotePath)

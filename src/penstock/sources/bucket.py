@@ -122,6 +122,7 @@ def _s3(bucket: str) -> Any:  # pyarrow has no types
         scheme=url.scheme if url else None,
         endpoint_override=url.netloc if url else None,
         connect_timeout=_CONNECT_S,
+        allow_delayed_open=True,  # a small object is one request, not a multipart upload of three
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=2),  # `failures` retries, too
     )
 
