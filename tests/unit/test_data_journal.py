@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from bucket import s3_server
 
 from penstock.data.backends.protocol import Response
 from penstock.data.execution.retry import classify_response
+from penstock.data.journal.answer_cache import AnswerCache, CacheKey
 from penstock.data.journal.index import Index
 from penstock.data.journal.lock import acquire_lock
 from penstock.data.journal.segment import Entry, Segment, encode_entry, next_run
@@ -103,6 +105,24 @@ def test_a_row_with_anothers_answer_has_its_body(tmp_path: Path):
     assert found.state(7) == "ok"
     assert bytes(found.outcome(7).body) == b'{"text":"shared"}'
     assert found.reused == 1
+
+
+def test_a_journal_takes_less_than_40_bytes_a_row_in_memory(tmp_path: Path):
+    rows = 30_000
+    entries = (Entry(row, ok(), key=f"key {row}", tokens=(1, 0, 1)) for row in range(rows))
+    write(tmp_path, "0001-a", *entries)
+    for load in (lambda: index(tmp_path), lambda: AnswerCache(str(tmp_path))):
+        load()  # what is imported counts once
+        tracemalloc.start()
+        try:
+            loaded = load()
+            used, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        loaded.close()
+        assert used < 40 * rows
+    assert loaded._take(CacheKey(f"key {rows - 1}", is_sampled=False)) is not None
+    assert index(tmp_path).row_with("key 7") == 7
 
 
 def test_deaths_of_a_row_are_no_end_of_it(tmp_path: Path):

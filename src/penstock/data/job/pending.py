@@ -86,9 +86,9 @@ class PendingRows:
         pending_row.deaths = 0 if self._retry else self._index.deaths.get(row.number, 0)
         if pending_row.key is None:
             return pending_row
-        if (same := self._index.rows_by_key.get(pending_row.key)) is not None:
+        if (same := self._index.row_with(pending_row.key)) is not None:
             return Entry(row.number, duplicate_of=same)
-        if self._other is not None and (other := self._other.rows_by_key.get(pending_row.key)) is not None:
+        if self._other is not None and (other := self._other.row_with(pending_row.key)) is not None:
             return Entry(row.number, self._other.outcome(other), key=pending_row.key, reused=True)
         return pending_row
 

@@ -11,22 +11,22 @@ import asyncio
 import hashlib
 import shutil
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from penstock.data.journal.segment import Entry, Segment
-from penstock.data.journal.segment_reader import answers_in, read_outcome, segments
+from penstock.data.journal.segment_reader import OFFSET_BITS, answers_in, read_outcome, segments
 from penstock.data.results.outcome import Outcome
-from penstock.data.rows.digest import is_deterministic, request_digest
+from penstock.data.rows.digest import SortedKeys, is_deterministic, request_digest
 from penstock.data.rows.request import RowRequest
 from penstock.data.storage.paths import storage_path
 from penstock.errors import Error
 from penstock.temporary_folder import temporary_folder
+
+_TAKEN = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,12 @@ class AnswerCache:
         """Raises: JournalBroken, Unavailable."""
         folder = storage_path(url)
         self._spool = temporary_folder("answers")
-        self._found: defaultdict[str, list[tuple[Path, int]]] = defaultdict(list)
-        for file in segments(folder, self._spool):
+        self._files = segments(folder, self._spool)
+        self._stored = SortedKeys()
+        for number, file in enumerate(self._files):
             for digest, at in answers_in(file):
-                self._found[digest].append((file, at))
+                self._stored.add(digest, number << OFFSET_BITS | at)
+        self._stored.sort()
         self._pending: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
         self._segment = Segment(folder, f"pipeline-{uuid.uuid4().hex}", self._on_broken)
 
@@ -57,9 +59,11 @@ class AnswerCache:
         Each stored answer that was sampled is returned once.
         Raises: Unavailable when the answer cannot be stored.
         """
-        if found := self._found.get(key.digest):
-            file, at = found.pop() if key.is_sampled else found[-1]
-            return await asyncio.to_thread(read_outcome, file, at)
+        if (where := self._take(key)) is not None:
+            number, at = divmod(where, 1 << OFFSET_BITS)
+            found = await asyncio.to_thread(read_outcome, self._files[number], at, key.digest)
+            if found is not None:
+                return found
         outcome = await run()
         if outcome.state == "ok":
             loop = asyncio.get_running_loop()
@@ -72,6 +76,15 @@ class AnswerCache:
             finally:
                 self._pending.discard(pending)
         return outcome
+
+    def _take(self, key: CacheKey) -> int | None:
+        """The position of a stored answer that may still be returned."""
+        for slot in self._stored.slots(key.digest):
+            if (where := self._stored.numbers[slot]) != _TAKEN:
+                if key.is_sampled:
+                    self._stored.numbers[slot] = _TAKEN
+                return where
+        return None
 
     def _on_broken(self, error: Error) -> None:
         """On any thread."""

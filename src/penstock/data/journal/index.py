@@ -12,6 +12,7 @@ from array import array
 from pathlib import Path
 
 from penstock.data.journal.segment_reader import (
+    OFFSET_BITS,
     EntryHead,
     EntryLine,
     JournalBroken,
@@ -20,24 +21,24 @@ from penstock.data.journal.segment_reader import (
     segments,
 )
 from penstock.data.results.outcome import Outcome
-from penstock.data.rows.digest import RowsByKey
+from penstock.data.rows.digest import SortedKeys
 from penstock.data.storage.paths import StoragePath
 
 _NONE, _OK, _FAILED, _SKIPPED = range(4)
 _STATES = {"ok": _OK, "failed": _FAILED, "skipped": _SKIPPED}
 _NAMES = (None, "ok", "failed", "skipped")
-_OFFSET_BITS = 40
 _OPEN_FILES = 64
 _VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\d[\d.,]*")
 _MOST_KINDS = 1000
+_ROWS_AT_A_TIME = 1 << 12  # by which the index grows
 
 
 class Index:
-    """State and position of each row's outcome. Nine bytes per row, 24 to 48 per key.
+    """State and position of each row's outcome. Nine bytes per row, 16 per key.
 
     Of several outcomes of a row the first `ok` counts, else the last. tokens: of all outcomes in all runs, as
     in `Entry`. reused: rows with another row's answer. error_kinds: of failed rows, the code and the message
-    without its values. rows_by_key: by the digest of their requests.
+    without its values.
     """
 
     def __init__(self, folder: StoragePath, spool: Path | None = None) -> None:
@@ -49,7 +50,7 @@ class Index:
         self.tokens = [0, 0, 0]
         self.reused = 0
         self.error_kinds: dict[int, tuple[str, str]] = {}
-        self.rows_by_key = RowsByKey()
+        self._keys = SortedKeys()
         self._states = bytearray()
         self._where = array("Q")
         self._kinds: dict[tuple[str, str], tuple[str, str]] = {}
@@ -58,8 +59,14 @@ class Index:
         self._reading = threading.Lock()
         for number, file in enumerate(segments(folder, spool)):
             self._files.append(file)
-            for head, at in read_heads(file):
-                self._take(head, number << _OFFSET_BITS | at)
+            for head, at, _ in read_heads(file):
+                self._take(head, number << OFFSET_BITS | at)
+        self._keys.sort()
+
+    def row_with(self, key: str) -> int | None:
+        """The first row that was answered, whose request has this digest."""
+        rows = (self._keys.numbers[slot] for slot in self._keys.slots(key))
+        return next((row for row in rows if self._read(row).key == key), None)
 
     def state(self, row: int) -> str | None:
         """`ok`, `failed`, `skipped`, or None for a row without an outcome."""
@@ -89,29 +96,31 @@ class Index:
         if head.outcome is None and head.duplicate_of is None:
             self.deaths[head.row] = max(head.deaths, self.deaths.get(head.row, 0))
             return
-        if head.row >= len(self._states):
-            missing = head.row + 1 - len(self._states)
-            self._states.extend(bytes(missing))
-            self._where.extend([0] * missing)
+        row, outcome = head.row, head.outcome
+        if row >= len(self._states):
+            missing = bytes(row + _ROWS_AT_A_TIME - len(self._states))
+            self._states.extend(missing)
+            self._where.frombytes(8 * missing)
         if head.tokens:
-            for kind, tokens in enumerate(head.tokens):
-                self.tokens[kind] += tokens
-        if self._states[head.row] == _OK:
+            self.tokens[0] += head.tokens[0]
+            self.tokens[1] += head.tokens[1]
+            self.tokens[2] += head.tokens[2]
+        if self._states[row] == _OK:
             return
-        state = _OK if head.outcome is None else _STATES[head.outcome.state]
-        self._states[head.row], self._where[head.row] = state, where
+        state = _OK if outcome is None else _STATES[outcome.state]
+        self._states[row], self._where[row] = state, where
         if self.error_kinds:
-            self.error_kinds.pop(head.row, None)
-        if head.outcome is not None and (failure := head.outcome.failure) is not None:
+            self.error_kinds.pop(row, None)
+        if outcome is not None and (failure := outcome.failure) is not None:
             kind = failure.code, _VALUES.sub("_", failure.message)
             kind = kind if len(self._kinds) < _MOST_KINDS or kind in self._kinds else (failure.code, "")
-            self.error_kinds[head.row] = self._kinds.setdefault(kind, kind)
+            self.error_kinds[row] = self._kinds.setdefault(kind, kind)
         self.reused += head.duplicate_of is not None or head.reused
         if head.key is not None and state == _OK:
-            self.rows_by_key.setdefault(head.key, head.row)
+            self._keys.add(head.key, row)
 
     def _read(self, row: int) -> EntryLine:
-        number, at = divmod(self._where[row], 1 << _OFFSET_BITS)
+        number, at = divmod(self._where[row], 1 << OFFSET_BITS)
         with self._reading:
             return decode_line(self._line(number, at))
 

@@ -20,6 +20,9 @@ from penstock.errors import Error
 
 log = logging.getLogger(__name__)
 
+OFFSET_BITS = 40
+"""Of a line's position: the number of its file, then its byte offset."""
+
 
 class JournalBroken(Error):
     """A journal has a line that no run wrote; the message names the file and the line."""
@@ -27,17 +30,17 @@ class JournalBroken(Error):
     code = "journal_broken"
 
 
-class _Failure(msgspec.Struct):
+class _Failure(msgspec.Struct, gc=False):
     code: str
     message: str = ""
 
 
-class _State(msgspec.Struct):
+class _State(msgspec.Struct, gc=False):
     state: str
     failure: _Failure | None = None
 
 
-class EntryHead(msgspec.Struct, rename=ON_DISK):
+class EntryHead(msgspec.Struct, rename=ON_DISK, gc=False):
     """The fields of an entry that the index needs; the answer is skipped."""
 
     row: int
@@ -64,6 +67,7 @@ class EntryLine(msgspec.Struct, rename=ON_DISK):
     row: int
     outcome: _End | None = None
     duplicate_of: int | None = None
+    key: str | None = None
 
 
 _head = msgspec.json.Decoder(EntryHead).decode
@@ -116,25 +120,23 @@ def outcomes_in(folder: StoragePath, name: str, rows: Container[int]) -> list[tu
 
 def answers_in(file: Path) -> Iterator[tuple[str, int]]:
     """Keys of the answers in a segment that are ok, and their byte offsets. Raises: JournalBroken."""
-    for head, at in read_heads(file):
+    for head, at, _ in read_heads(file):
         if head.key is not None and head.outcome is not None and head.outcome.state == "ok":
             yield head.key, at
 
 
-def read_outcome(file: Path, at: int) -> Outcome:
-    """The outcome in the line at byte `at`."""
+def read_outcome(file: Path, at: int, key: str) -> Outcome | None:
+    """The outcome in the line at byte `at`, if that is of this key."""
     with file.open("rb") as lines:
         lines.seek(at)
-        found = decode_line(lines.readline()).outcome
-    if found is None:
-        raise JournalBroken(f"'{file}' has no outcome at byte {at}.")
-    return found.outcome()
+        found = decode_line(lines.readline())
+    return found.outcome.outcome() if found.outcome is not None and found.key == key else None
 
 
-def read_heads(file: Path) -> Iterator[tuple[EntryHead, int]]:
+def read_heads(file: Path) -> Iterator[tuple[EntryHead, int, bytes]]:
+    """As `_entries`, of a segment."""
     with file.open("rb") as lines:
-        for head, at, _ in _entries(lines, str(file)):
-            yield head, at
+        yield from _entries(lines, str(file))
 
 
 def _entries(lines: IO[bytes], name: str) -> Iterator[tuple[EntryHead, int, bytes]]:
