@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.jobs.parameters import Page, insert
+from penstock.jobs.parameters import Page
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,7 @@ RECORDS = st.lists(st.builds(Record, st.from_regex("[a-d]{1,3}", fullmatch=True)
 
 @given(RECORDS, st.integers(1, 5), st.booleans())
 def test_pages_have_each_wanted_record_once_in_order(records: list[Record], limit: int, ascending: bool):
-    store: dict[str, Any] = {}
-    for record in records:
-        insert(store, record)
-    assert list(store) == sorted(store)
+    store: dict[str, Any] = {record.id: record for record in records}
     seen: list[Record] = []
     more, after = True, None
     while more:
@@ -34,7 +31,7 @@ def test_pages_have_each_wanted_record_once_in_order(records: list[Record], limi
         assert not more or len(found) == limit
         seen += found
         after = found[-1].id if found else None
-    wanted = [one for one in store.values() if one.wanted]
+    wanted = [one for _, one in sorted(store.items()) if one.wanted]
     assert seen == (wanted if ascending else wanted[::-1])
 
 

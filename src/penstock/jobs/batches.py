@@ -15,7 +15,7 @@ import msgspec
 from penstock.config.schema.jobs import JobsConfig
 from penstock.errors import BadRequest, Conflict, Error, NotFound, TooLarge
 from penstock.jobs.files import FileStore
-from penstock.jobs.parameters import KEEP_S, Page, expires_after_s, insert, shown, window_s
+from penstock.jobs.parameters import KEEP_S, Page, expires_after_s, shown, window_s
 from penstock.jobs.records import INPUT, BatchRecord, new_id, now_s
 from penstock.jobs.storage import JobStorage
 from penstock.jobs.validation import ENDPOINTS
@@ -63,7 +63,7 @@ class BatchStore:
     def load(self) -> None:
         """Reads all records; removes files without one, and journals that are in a batch's files. Blocks."""
         found = self._storage.read_all(FOLDER, BatchRecord)
-        self._records = {batch_id: one for batch_id, one in sorted(found.items()) if one is not None}
+        self._records = {batch_id: one for batch_id, one in found.items() if one is not None}
         self.progress = {}
         names = [file.name.split("/") for file in self._storage.at(FOLDER).files() if "/" in file.name]
         for batch_id in {name[0] for name in names} - found.keys():
@@ -167,7 +167,7 @@ class BatchStore:
 
     async def _write(self, record: BatchRecord) -> None:
         await asyncio.to_thread(self._storage.write, FOLDER, record.id, record)
-        insert(self._records, record)
+        self._records[record.id] = record
 
     async def remove_expired(self) -> None:
         """Removes batches that ended so long ago that their files have expired. Raises: Unavailable."""

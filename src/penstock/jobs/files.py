@@ -14,7 +14,7 @@ from typing import Any
 from penstock.config.schema.jobs import JobsConfig
 from penstock.data.storage.paths import StoragePath
 from penstock.errors import Conflict, NotFound
-from penstock.jobs.parameters import KEEP_S, Page, expires_after_s, insert, shown
+from penstock.jobs.parameters import KEEP_S, Page, expires_after_s, shown
 from penstock.jobs.records import INPUT, FileRecord, new_id, now_s
 from penstock.jobs.storage import JobStorage
 from penstock.jobs.upload import Upload, check_purpose
@@ -39,7 +39,7 @@ class FileStore:
     def load(self) -> None:
         """Reads all records, and removes contents without one: uploads that were not finished. Blocks."""
         found = self._storage.read_all(FOLDER, FileRecord)
-        self._records = {file_id: one for file_id, one in sorted(found.items()) if one is not None}
+        self._records = {file_id: one for file_id, one in found.items() if one is not None}
         for file in self._storage.at(FOLDER).files():
             if file.name.partition(".")[0] not in found:
                 self._storage.at(f"{FOLDER}/{file.name}").remove()
@@ -97,7 +97,7 @@ class FileStore:
     async def add(self, record: FileRecord) -> None:
         """A file whose content is at its path. Raises: StorageFull, Unavailable."""
         await asyncio.to_thread(self._storage.write, FOLDER, record.id, record)
-        insert(self._records, record)
+        self._records[record.id] = record
 
     async def delete(self, file_id: str) -> dict[str, Any]:
         """Raises: NotFound; Conflict while a batch reads it."""
@@ -121,7 +121,7 @@ class FileStore:
         try:
             await asyncio.to_thread(self._storage.remove, FOLDER, record.id)
         except BaseException:
-            insert(self._records, record)
+            self._records[record.id] = record
             raise
         await asyncio.to_thread(self._storage.at(record.path).remove)
 

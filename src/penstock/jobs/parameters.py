@@ -47,8 +47,8 @@ class Page:
     def cut(
         self, records: Mapping[str, _Listed], keep: Callable[[_Listed], bool] = lambda record: True
     ) -> tuple[list[_Listed], bool]:
-        """Its records, of those to keep, and whether more follow. The mapping is in the order of its ids."""
-        ids = list(records)
+        """Its records, of those to keep, and whether more follow."""
+        ids = sorted(records)
         if self.ascending:
             ids = ids[bisect_right(ids, self.after or "") :]
         else:
@@ -57,16 +57,6 @@ class Page:
         kept = (record for one in ids if keep(record := records[one]))
         found = list(islice(kept, self.limit + 1))
         return found[: self.limit], len(found) > self.limit
-
-
-def insert(records: dict[str, _Listed], record: _Listed) -> None:
-    """Adds or replaces a record, in the order of ids: one that was begun later may be there already."""
-    in_order = record.id in records or not records or next(reversed(records)) < record.id
-    records[record.id] = record
-    if not in_order:
-        moved = sorted(records.items())
-        records.clear()
-        records.update(moved)
 
 
 def shown(found: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import msgspec
 
 from penstock.data.journal.lock import JobLock, OutputLocked, acquire_lock
 from penstock.data.storage.paths import StoragePath, storage_path
-from penstock.errors import Error, StorageFull, Unavailable
+from penstock.errors import StorageFull, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SUFFIX = ".json"
 _RETRY_S, _MOVED_S = 5.0, 1.0
 _READERS = 16  # threads that read records at the start
-_AWAY = "The storage of files cannot be reached."
+_AWAY = "The storage of files cannot be read or written now."
 
 
 class JobStorage:
@@ -146,15 +146,9 @@ def refusals() -> Generator[None]:
     """Says to clients what storage that cannot be written means. Raises: StorageFull, Unavailable."""
     try:
         yield
-    except OSError as error:
-        raise _refusal(error) from error
-    except Unavailable as error:
-        if isinstance(error.__cause__, OSError):
-            raise _refusal(error.__cause__) from error
+    except (OSError, Unavailable) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if isinstance(cause, OSError) and cause.errno in _FULL:
+            text = "The storage of files is full. Delete files, or ask its operator for more space."
+            raise StorageFull(text) from error
         raise Unavailable(_AWAY, retry_after_s=_RETRY_S) from error
-
-
-def _refusal(error: OSError) -> Error:
-    if error.errno in _FULL:
-        return StorageFull("The storage of files is full. Delete files, or ask its operator for more space.")
-    return Unavailable("The storage of files cannot be written now.", retry_after_s=_RETRY_S)

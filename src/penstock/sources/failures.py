@@ -6,6 +6,7 @@ Every client raises its own errors, some with nothing but a text. Only this file
 from __future__ import annotations
 
 import errno
+import os
 import re
 import time
 from collections.abc import Callable
@@ -96,6 +97,8 @@ def classify(error: BaseException) -> FailureCause:
         return FailureCause(f"a package for it is not installed ({error})")
     if found := _by_class(error) or _by_status(error) or _by_text(error):
         return found
+    if isinstance(error, OSError) and error.errno:
+        return FailureCause(os.strerror(error.errno), retryable=True)
     what = f"unexpected {type(error).__name__}, see the log"  # its text may hold anything
     return FailureCause(what, retryable=isinstance(error, OSError))
 

@@ -12,6 +12,7 @@ import hashlib
 import shutil
 import uuid
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +51,7 @@ class AnswerCache:
             for digest, at in answers_in(file):
                 self._stored.add(digest, number << OFFSET_BITS | at)
         self._stored.sort()
-        self._pending: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
+        self._pending: set[Future[None]] = set()
         self._segment = Segment(folder, f"pipeline-{uuid.uuid4().hex}", self._on_broken)
 
     async def get_or_run(self, key: CacheKey, run: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
@@ -66,15 +67,15 @@ class AnswerCache:
                 return found
         outcome = await run()
         if outcome.state == "ok":
-            loop = asyncio.get_running_loop()
-            pending = (loop, stored := loop.create_future())
-            self._pending.add(pending)
+            stored = Future[None]()
+            stored.set_running_or_notify_cancel()  # so that nobody can cancel it
+            self._pending.add(stored)
             try:
                 entry = Entry(row=0, outcome=outcome, key=key.digest)
-                self._segment.append(entry, lambda: _settle(loop, stored, None))
-                await stored
+                self._segment.append(entry, lambda: stored.set_result(None))
+                await asyncio.wrap_future(stored)
             finally:
-                self._pending.discard(pending)
+                self._pending.discard(stored)
         return outcome
 
     def _take(self, key: CacheKey) -> int | None:
@@ -88,21 +89,14 @@ class AnswerCache:
 
     def _on_broken(self, error: Error) -> None:
         """On any thread."""
-        for loop, stored in list(self._pending):
-            _settle(loop, stored, error)
+        for stored in list(self._pending):
+            if not stored.done():
+                stored.set_exception(error)
 
     def close(self) -> None:
         """Returns when all answers are stored. Safe to call twice."""
         self._segment.close()
         shutil.rmtree(self._spool, ignore_errors=True)
-
-
-def _settle(loop: asyncio.AbstractEventLoop, stored: asyncio.Future[None], error: Error | None) -> None:
-    def settle() -> None:
-        if not stored.done():
-            stored.set_result(None) if error is None else stored.set_exception(error)
-
-    loop.call_soon_threadsafe(settle)
 
 
 def cache_key(request: Any, row: Any, salt: bytes) -> CacheKey:

@@ -96,7 +96,7 @@ class Index:
         if head.outcome is None and head.duplicate_of is None:
             self.deaths[head.row] = max(head.deaths, self.deaths.get(head.row, 0))
             return
-        row, outcome = head.row, head.outcome
+        row = head.row
         if row >= len(self._states):
             missing = bytes(row + _ROWS_AT_A_TIME - len(self._states))
             self._states.extend(missing)
@@ -107,11 +107,11 @@ class Index:
             self.tokens[2] += head.tokens[2]
         if self._states[row] == _OK:
             return
-        state = _OK if outcome is None else _STATES[outcome.state]
+        state = _OK if head.outcome is None else _STATES[head.outcome.state]
         self._states[row], self._where[row] = state, where
         if self.error_kinds:
             self.error_kinds.pop(row, None)
-        if outcome is not None and (failure := outcome.failure) is not None:
+        if head.outcome is not None and (failure := head.outcome.failure) is not None:
             kind = failure.code, _VALUES.sub("_", failure.message)
             kind = kind if len(self._kinds) < _MOST_KINDS or kind in self._kinds else (failure.code, "")
             self.error_kinds[row] = self._kinds.setdefault(kind, kind)

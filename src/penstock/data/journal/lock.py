@@ -19,7 +19,6 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -113,11 +112,10 @@ class _FileLock:
             self._lock(path)
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, msgspec.json.encode(_this_process()), 0)
-        except OSError as error:
+        except BaseException as error:
             self.release()
-            raise unwritable(str(path), error) from error
-        except BaseException:
-            self.release()
+            if isinstance(error, OSError):
+                raise unwritable(str(path), error) from error
             raise
 
     def _lock(self, path: Path) -> None:
@@ -149,7 +147,7 @@ class _ClaimLock:
 
     def __init__(self, claims: StoragePath) -> None:
         if (other := _live_claim(claims)) is not None:
-            raise _locked_by(claims.url, other.heartbeat)
+            raise _locked_by(claims.url, other[1])
         before = _names(claims)
         self._claims, self._own = claims, _this_process()
         self._lost = False
@@ -159,7 +157,7 @@ class _ClaimLock:
         if self._is_outranked():
             self._path.remove()
             other = _last_claim(claims)
-            raise _locked_by(claims.url, other.heartbeat if other else None)
+            raise _locked_by(claims.url, other[1] if other else None)
         for name in before:
             (claims / name).remove()
         self._released = threading.Event()
@@ -212,12 +210,8 @@ class _ClaimLock:
 JobLock = _FileLock | _ClaimLock
 
 
-@dataclass(frozen=True, slots=True)
-class _Claim:
-    """heartbeat: None when it cannot be read."""
-
-    name: str
-    heartbeat: Heartbeat | None
+_Claim = tuple[str, Heartbeat | None]
+"""Its name, and its heartbeat; None when that cannot be read."""
 
 
 def _next_term(before: Sequence[str]) -> int:
@@ -253,7 +247,7 @@ def _last_claim(claims: StoragePath) -> _Claim | None:
     if not names:
         return None
     try:
-        return _Claim(names[-1], _decoded((claims / names[-1]).read()))
+        return names[-1], _decoded((claims / names[-1]).read())
     except SourceNotFound:  # it was removed in between
         return None
 

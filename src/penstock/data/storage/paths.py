@@ -15,16 +15,17 @@ import tempfile
 import uuid
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
+from functools import wraps
 from pathlib import Path
-from typing import IO, Any, NoReturn, TypeVar
+from typing import IO, Any, Concatenate, NoReturn, ParamSpec, TypeVar
 from urllib.parse import unquote
 
 from penstock.errors import SourceNotFound, Unavailable
 from penstock.sources import failures
 from penstock.sources.protocol import File, shown
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
-_TRIES = 4
 _COPY_BYTES = 8 << 20
 
 
@@ -67,9 +68,9 @@ def atomic_write(to: StoragePath) -> Generator[IO[bytes]]:
         path.unlink(missing_ok=True)
 
 
-def unwritable(path: str, error: OSError, what: str = "written") -> Unavailable:
+def unwritable(path: str, error: OSError) -> Unavailable:
     """The error to raise for a file that cannot be written, as when the disk is full."""
-    return Unavailable(f"'{path}' cannot be {what}: {error.strerror or error}.")
+    return Unavailable(f"'{path}' cannot be written: {error.strerror or error}.")
 
 
 def unfinished_files(to: StoragePath) -> Iterable[Path]:
@@ -81,6 +82,26 @@ def unfinished_files(to: StoragePath) -> Iterable[Path]:
     return Path(folder).glob(f".{name}.{'[0-9a-f]' * 8}.unfinished")
 
 
+def _may_fail(
+    what: str,
+) -> Callable[[Callable[Concatenate[Any, _P], _T]], Callable[Concatenate[Any, _P], _T]]:
+    """Decorates a call of a path: it raises SourceNotFound or Unavailable, with the reason."""
+
+    def decorate(call: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate[Any, _P], _T]:
+        @wraps(call)
+        def trying(path: Any, *args: _P.args, **options: _P.kwargs) -> _T:
+            def give_up(error: Exception, cause: failures.FailureCause, attempts: int) -> NoReturn:
+                kind = SourceNotFound if cause.missing else Unavailable
+                message = f"'{path.url}' cannot be {what}{failures.after_tries(attempts)}: {cause.why}."
+                raise kind(message, retryable=cause.retryable) from error
+
+            return failures.retry(lambda: call(path, *args, **options), path.tries, give_up)
+
+        return trying
+
+    return decorate
+
+
 class LocalPath:
     """A file of this machine, or a folder.
 
@@ -88,6 +109,7 @@ class LocalPath:
     """
 
     is_local = True
+    tries = 1
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -122,23 +144,16 @@ class LocalPath:
         status = path.stat()
         return File(name, status.st_size, str(status.st_mtime_ns))
 
+    @_may_fail("read")
     def open(self) -> IO[bytes]:
         """For reading; seekable."""
-        try:
-            return self._path.open("rb")
-        except FileNotFoundError as error:
-            raise self._missing() from error
-        except OSError as error:
-            raise unwritable(self.url, error, "read") from error
+        return self._path.open("rb")
 
+    @_may_fail("read")
     def read(self) -> bytes:
         if not self._path.is_file():  # a pipe or a device would be read for ever
-            raise self._missing()
-        with self.open() as file:
-            return file.read()
-
-    def _missing(self) -> SourceNotFound:
-        return SourceNotFound(f"'{self.url}' cannot be read: there is no such file.")
+            raise FileNotFoundError(self.url)
+        return self._path.read_bytes()
 
     def write(self, data: bytes) -> None:
         with atomic_write(self) as file:
@@ -153,18 +168,17 @@ class LocalPath:
         finally:
             os.close(folder)
 
+    @_may_fail("removed")
     def remove(self) -> None:
         """Does nothing when it does not exist."""
-        try:
-            self._path.unlink(missing_ok=True)
-        except OSError as error:
-            raise unwritable(self.url, error, "removed") from error
+        self._path.unlink(missing_ok=True)
 
 
 class RemotePath:
     """As `LocalPath`, at a URL: through Arrow's clients, or fsspec's where Arrow has none."""
 
     is_local = False
+    tries = 4
 
     def __init__(self, url: str, fs: Any, path: str) -> None:  # pyarrow has no types
         self.url, self._fs, self._path = url, fs, path
@@ -204,13 +218,12 @@ class RemotePath:
     def name(self) -> str:
         return self._path.rpartition("/")[2]
 
+    @_may_fail("looked for")
     def exists(self) -> bool:
-        return self._tried("looked for", lambda: bool(self._info().is_file or self.files()))
+        return bool(self._info().is_file or self.files())
 
+    @_may_fail("listed")
     def files(self) -> list[File]:
-        return self._tried("listed", self._files)
-
-    def _files(self) -> list[File]:
         from pyarrow.fs import FileSelector
 
         info = self._info()
@@ -228,28 +241,22 @@ class RemotePath:
         (info,) = self._fs.get_file_info([self._path])
         return info
 
+    @_may_fail("read")
     def open(self) -> IO[bytes]:
-        return self._tried("read", lambda: self._fs.open_input_file(self._path))
+        return self._fs.open_input_file(self._path)
 
+    @_may_fail("read")
     def read(self) -> bytes:
-        return self._tried("read", self._read)
-
-    def _read(self) -> bytes:
         with self._fs.open_input_file(self._path) as file:
             return file.read()
 
+    @_may_fail("written")
     def write(self, data: bytes) -> None:
-        self._tried("written", lambda: self._put(data))
-
-    def _put(self, data: bytes) -> None:
         with self._fs.open_output_stream(self._path) as stream:
             stream.write(data)
 
+    @_may_fail("written")
     def upload(self, file: Path) -> None:
-        self._tried("written", lambda: self._upload(file))
-        file.unlink()
-
-    def _upload(self, file: Path) -> None:
         """The object becomes visible when the stream is closed, not before."""
         before = self._info()
         try:
@@ -260,23 +267,12 @@ class RemotePath:
                 if self._info() != before:
                     self._fs.delete_file(self._path)
             raise
+        file.unlink()
 
+    @_may_fail("removed")
     def remove(self) -> None:
-        def delete() -> None:
-            if self._info().is_file:
-                self._fs.delete_file(self._path)
-
-        self._tried("removed", delete)
-
-    def _tried(self, what: str, call: Callable[[], _T]) -> _T:
-        """Raises: SourceNotFound, Unavailable; with the reason."""
-
-        def give_up(error: Exception, cause: failures.FailureCause, attempts: int) -> NoReturn:
-            kind = SourceNotFound if cause.missing else Unavailable
-            message = f"'{self.url}' cannot be {what}{failures.after_tries(attempts)}: {cause.why}."
-            raise kind(message, retryable=cause.retryable) from error
-
-        return failures.retry(call, _TRIES, give_up)
+        if self._info().is_file:
+            self._fs.delete_file(self._path)
 
 
 StoragePath = LocalPath | RemotePath
