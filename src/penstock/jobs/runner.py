@@ -130,13 +130,13 @@ class RunningBatch(ProgressListener):
     async def _advance(self) -> None:
         """Raises: any exception, when it is to be tried again."""
         try:
-            await self._context.files.content(self._record().input_file_id)
+            at, _ = await self._context.files.content(self._record().input_file_id)
         except NotFound as error:
             await self._end("failed", [Fault(error.code, str(error))])
             return
         if self._record().status == "validating" and self._reason is None:
             async with self._context.validating:
-                await self._validate()
+                await self._validate(at)
         if self._record().ended:
             return
         if not self._record().total:
@@ -144,14 +144,12 @@ class RunningBatch(ProgressListener):
             return
         stopped = self._reason is not None
         async with self._context.turns.turn(self._standing, self._end_turn, stopped=stopped):
-            report = await self._run_rows()
+            report = await self._run_rows(at)
             if report.ended == FINISHED:
                 await self._finish(report)
 
-    async def _validate(self) -> None:
-        context, record = self._context, self._record()
-        at = context.storage.at(context.files.get(record.input_file_id).path)
-        found = await asyncio.to_thread(context.check, at, record.endpoint)
+    async def _validate(self, at: StoragePath) -> None:
+        found = await asyncio.to_thread(self._context.check, at, self._record().endpoint)
         if found.faults:
             await self._end("failed", found.faults)
             return
@@ -160,15 +158,15 @@ class RunningBatch(ProgressListener):
             known = msgspec.structs.replace(record, total=found.lines, models=sorted(found.models))
             return known.to("in_progress") if record.status == "validating" else known
 
-        await context.batches.change(self._id, valid)
+        await self._context.batches.change(self._id, valid)
 
-    async def _run_rows(self) -> JobReport:
+    async def _run_rows(self, at: StoragePath) -> JobReport:
         """All rows, or until its turn is over. A batch that was stopped has none left afterwards."""
         self._counted = 0, 0
         self._finalizing: list[asyncio.Task[BatchRecord]] = []
         pool = self._context.make_pool(self._record().models, self._standing)
         self._job = job = Job(
-            self._spec(), pool, limits=Limits(grace_s=None), listener=self, on_stop=self._unfinished
+            self._spec(at), pool, limits=Limits(grace_s=None), listener=self, on_stop=self._unfinished
         )
         if self._reason is not None:
             self._request_stop(job, self._reason)
@@ -176,9 +174,7 @@ class RunningBatch(ProgressListener):
             return await job.run()
         finally:
             self._job = None
-            await asyncio.gather(
-                *self._finalizing, return_exceptions=True
-            )  # a status that the next one replaces
+            await asyncio.gather(*self._finalizing, return_exceptions=True)  # the next status replaces it
 
     def _unfinished(self) -> Failure | None:
         """The failure of rows that were not done when the batch was stopped."""
@@ -253,11 +249,11 @@ class RunningBatch(ProgressListener):
     def _record(self) -> BatchRecord:
         return self._context.batches.get(self._id)
 
-    def _spec(self) -> JobSpec:
-        record, storage = self._record(), self._context.storage
+    def _spec(self, at: StoragePath) -> JobSpec:
+        record = self._record()
         return JobSpec(
-            inputs=(storage.at(self._context.files.get(record.input_file_id).path).url,),
-            output=storage.at(f"{FOLDER}/{record.id}/output.jsonl").url,
+            inputs=(at.url,),
+            output=self._context.storage.at(f"{FOLDER}/{record.id}/output.jsonl").url,
             input_form="jsonl",
             reuse="off",
             read_files=False,
