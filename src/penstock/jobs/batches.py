@@ -175,6 +175,7 @@ class BatchStore:
             if record.ended_at is not None and record.ended_at + KEEP_S <= now_s():
                 await asyncio.to_thread(self._storage.remove, FOLDER, record.id)
                 self._records.pop(record.id, None)
+                self.progress.pop(record.id, None)
                 await asyncio.to_thread(self._storage.remove_tree, f"{FOLDER}/{record.id}")
 
 

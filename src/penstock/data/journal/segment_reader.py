@@ -118,13 +118,6 @@ def outcomes_in(folder: StoragePath, name: str, rows: Container[int]) -> list[tu
     return found
 
 
-def answers_in(file: Path) -> Iterator[tuple[str, int]]:
-    """Keys of the answers in a segment that are ok, and their byte offsets. Raises: JournalBroken."""
-    for head, at, _ in read_heads(file):
-        if head.key is not None and head.outcome is not None and head.outcome.state == "ok":
-            yield head.key, at
-
-
 def read_outcome(file: Path, at: int, key: str) -> Outcome | None:
     """The outcome in the line at byte `at`, if that is of this key."""
     with file.open("rb") as lines:
@@ -134,7 +127,7 @@ def read_outcome(file: Path, at: int, key: str) -> Outcome | None:
 
 
 def read_heads(file: Path) -> Iterator[tuple[EntryHead, int, bytes]]:
-    """As `_entries`, of a segment."""
+    """As `_entries`, of a segment. Raises: JournalBroken."""
     with file.open("rb") as lines:
         yield from _entries(lines, str(file))
 
