@@ -10,7 +10,7 @@ from bucket import s3_server
 
 from penstock.data.storage.paths import RemotePath, atomic_write, storage_path, unfinished_files
 from penstock.data.storage.source import expand_glob
-from penstock.errors import SourceNotFound, Unavailable
+from penstock.errors import ConfigError, SourceNotFound, Unavailable
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_credentials_in_a_url_are_not_shown():
 
 
 def test_a_glob_stays_in_its_folder_and_out_of_journals(root):
-    names = ["a.jsonl", "old/b.jsonl", "old/older/c.jsonl", "a.jsonl.journal/0001-driver.jsonl", "_x.jsonl"]
+    names = ["a.jsonl", "old/b.jsonl", "old/older/c.jsonl", "b.jsonl.journal/0001-driver.jsonl", "_x.jsonl"]
     for name in names:
         (root / name).write(b"x")
 
@@ -127,6 +127,62 @@ def test_a_glob_stays_in_its_folder_and_out_of_journals(root):
     assert names_of("_*.jsonl") == ["_x.jsonl"]
     with pytest.raises(SourceNotFound):
         names_of("*.journal.jsonl")
+
+
+def test_outputs_of_jobs_are_read_only_by_their_own_names(root):
+    names = ["a.jsonl", "out.jsonl", "out.failed.jsonl", "out.errors.jsonl", "out.jsonl.journal/job.json"]
+    for name in [
+        *names,
+        "table/part-00000.csv",
+        "table.failed.csv",
+        "table.journal/job.json",
+        "b.failed.csv",
+    ]:
+        (root / name).write(b"x")
+
+    def names_of(pattern: str) -> list[str]:
+        return [where.url.removeprefix(f"{root.url}/") for where, _ in expand_glob(f"{root.url}{pattern}")]
+
+    assert names_of("") == ["a.jsonl", "b.failed.csv"]
+    assert names_of("/*.jsonl") == names_of("/**/*.jsonl") == ["a.jsonl"]
+    assert names_of("/*.csv") == ["b.failed.csv"]
+    assert names_of("/out.jsonl") == ["out.jsonl"]
+    assert names_of("/table/*.csv") == ["table/part-00000.csv"]
+    with pytest.raises(SourceNotFound, match="except outputs of jobs"):
+        names_of("/out*.jsonl")
+
+
+def test_a_glob_lists_only_folders_that_it_names(tmp_path: Path, monkeypatch):
+    listed: list[str] = []
+    real = os.scandir
+    for name in ("a/1.jsonl", "a/deep/2.jsonl", "b/deeper/still/3.jsonl"):
+        (storage_path(tmp_path) / name).write(b"x")
+    monkeypatch.setattr(os, "scandir", lambda at: [listed.append(str(at)), real(at)][1])
+    assert [where.name for where, _ in expand_glob(f"{tmp_path}/a/*.jsonl")] == ["1.jsonl"]
+    assert listed == [str(tmp_path / "a")]
+    assert [where.name for where, _ in expand_glob(f"{tmp_path}/*/*.jsonl")] == ["1.jsonl"]
+    assert not [one for one in listed if "deep" in one]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every folder")
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path):
+    (tmp_path / "closed").mkdir(mode=0)
+    with pytest.raises(Unavailable, match="closed' cannot be listed: Permission denied"):
+        expand_glob(tmp_path)
+
+
+def test_a_file_that_vanishes_while_it_is_listed_is_left_out(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_bytes(b"x")
+    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nothing")
+    assert [where.name for where, _ in expand_glob(tmp_path)] == ["a.jsonl"]
+
+
+def test_pipes_are_refused_by_a_sentence(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("-", "pipe", "/dev/null"):
+        with pytest.raises(ConfigError, match="reads its input more than once"):
+            expand_glob(name)
 
 
 def test_a_file_with_a_mark_of_globs_in_its_name_means_itself(root):

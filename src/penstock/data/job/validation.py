@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import msgspec
 
@@ -65,22 +65,16 @@ def check_neighbours(spec: JobSpec, form: FileFormat) -> None:
 
 
 def find_job_input(spec: JobSpec) -> InputFiles:
-    """The input files, without the job's output if that lies in one of the input folders.
-
-    Raises: SourceNotFound; ConfigError when the output is named as an input.
-    """
+    """The input files. Raises: SourceNotFound; ConfigError when one of them is the output."""
     output_format(spec, "jsonl")
-    forms: list[FileFormat] = ["jsonl", "parquet", "csv"]
-    own = {
-        _real(one) for one in (spec.output_path, errors_path(spec), *(failed_path(spec, f) for f in forms))
-    }
+    failed = (failed_path(spec, form) for form in get_args(FileFormat))
+    own = {_real(one) for one in (spec.output_path, errors_path(spec), *failed)}
     below = tuple(f"{_real(one)}/" for one in (spec.output_path, spec.journal))
-
-    def is_output(where: StoragePath) -> bool:
-        url = _real(where)
-        return url in own or url.startswith(below)
-
-    return find_input(spec.inputs, spec.input_form, is_output)
+    found = find_input(spec.inputs, spec.input_form)
+    for url in (_real(part.path) for part in found.parts):
+        if url in own or url.startswith(below):
+            raise ConfigError(f"'{url}' would be both input and output; write output elsewhere.")
+    return found
 
 
 def _real(where: StoragePath) -> str:

@@ -11,9 +11,10 @@ import glob
 import io
 import os
 import shutil
+import stat
 import tempfile
 import uuid
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
@@ -133,16 +134,29 @@ class LocalPath:
     def exists(self) -> bool:
         return self._path.exists()
 
-    def files(self) -> list[File]:
-        """Every file below it; a file is listed alone, under the name "". Empty when there is nothing."""
-        if self._path.is_file():
-            return [self._file(self._path, "")]
-        found = [path for path in self._path.rglob("*") if path.is_file()]
-        return sorted(self._file(path, path.relative_to(self._path).as_posix()) for path in found)
+    def files(self, depth: int | None = None) -> list[File]:
+        """Every file below it; a file is listed alone, under the name "". Empty when there is nothing.
 
-    def _file(self, path: Path, name: str) -> File:
-        status = path.stat()
-        return File(name, status.st_size, str(status.st_mtime_ns))
+        depth: levels of folders to list. Folders below them are listed, under names that end with "/".
+        """
+        if self._path.is_file():
+            return list(self._stat([self._path]))
+        found: list[File] = []
+        for folder, folders, names in os.walk(self._path, onerror=_not_listed):
+            found += self._stat(Path(folder, name) for name in names)
+            below = Path(folder).relative_to(self._path)
+            if len(below.parts) + 1 == depth:
+                found += [File(f"{(below / name).as_posix()}/", 0) for name in folders]
+                folders.clear()
+        return sorted(found)
+
+    def _stat(self, paths: Iterable[Path]) -> Iterator[File]:
+        for path in paths:
+            with suppress(FileNotFoundError):  # a broken link, or removed since it was listed
+                status = path.stat()
+                if stat.S_ISREG(status.st_mode):
+                    name = "" if path == self._path else path.relative_to(self._path).as_posix()
+                    yield File(name, status.st_size, str(status.st_mtime_ns))
 
     @_may_fail("read")
     def open(self) -> IO[bytes]:
@@ -172,6 +186,11 @@ class LocalPath:
     def remove(self) -> None:
         """Does nothing when it does not exist."""
         self._path.unlink(missing_ok=True)
+
+
+def _not_listed(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise Unavailable(f"'{error.filename}' cannot be listed: {error.strerror}.") from error
 
 
 class RemotePath:
@@ -223,19 +242,18 @@ class RemotePath:
         return bool(self._info().is_file or self.files())
 
     @_may_fail("listed")
-    def files(self) -> list[File]:
+    def files(self, depth: int | None = None) -> list[File]:
         from pyarrow.fs import FileSelector
 
         info = self._info()
         if info.is_file:
             return [File("", info.size, str(info.mtime_ns))]
-        below = self._fs.get_file_info(FileSelector(self._path, allow_not_found=True, recursive=True))
+        below = self._fs.get_file_info(FileSelector(self._path, allow_not_found=True, recursive=depth != 1))
         prefix = f"{self._path.lstrip('/')}/"
-        return sorted(
-            File(one.path.lstrip("/").removeprefix(prefix), one.size, str(one.mtime_ns))
-            for one in below
-            if one.is_file
-        )
+        found = [(one, one.path.lstrip("/").removeprefix(prefix)) for one in below]
+        folders = [File(f"{name}/", 0) for one, name in found if depth is not None and not one.is_file]
+        files = [File(name, one.size, str(one.mtime_ns)) for one, name in found if one.is_file]
+        return sorted(files + folders)
 
     def _info(self) -> Any:
         (info,) = self._fs.get_file_info([self._path])

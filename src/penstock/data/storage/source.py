@@ -9,9 +9,10 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import Any, cast
+from itertools import accumulate
+from typing import Any, cast, get_args
 
 import msgspec
 
@@ -31,6 +32,8 @@ from penstock.errors import ConfigError, SourceNotFound
 from penstock.sources.protocol import File, shown
 
 _MAGIC = "*?["
+_BESIDE_OUTPUTS = ("errors.jsonl", *(f"failed.{form}" for form in get_args(FileFormat)))
+"""Endings of the files with the failed rows of jobs."""
 
 
 class InputFile(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -132,27 +135,16 @@ class InputFiles(msgspec.Struct, frozen=True, rename={"format": "form"}):
         return None
 
 
-def find_input(
-    inputs: Sequence[str],
-    format_name: str | None = None,
-    is_output: Callable[[StoragePath], bool] = lambda where: False,
-) -> InputFiles:
+def find_input(inputs: Sequence[str], format_name: str | None = None) -> InputFiles:
     """The files at paths and in folders, and those that patterns match.
 
-    is_output: whether a file is an output; those in a folder, or matched by a pattern, are skipped.
-    Raises: SourceNotFound; ConfigError for an unknown format, for several formats, and for an output that is
-    named itself.
+    Raises: SourceNotFound; Unavailable; ConfigError for a pipe, an unknown format, and several formats.
     """
     parts: dict[str, InputFile] = {}
     for pattern in inputs:
         for path, file in expand_glob(pattern):
-            if not is_output(path):
-                parts[path.url] = InputFile(path.url, file.size_bytes, file.version)
-                _PATHS[path.url] = path
-            elif not file.name:
-                raise ConfigError(f"'{path.url}' would be both input and output; write output elsewhere.")
-    if not parts:
-        raise SourceNotFound(f"There is no file at '{shown(inputs[0])}' except those of the output.")
+            parts[path.url] = InputFile(path.url, file.size_bytes, file.version)
+            _PATHS[path.url] = path
     if format_name is not None:
         return InputFiles(_format(format_name), tuple(parts.values()))
     formats: set[FileFormat | None] = {format_of(url) for url in parts}
@@ -172,7 +164,7 @@ def find_input(
 
 def _format(name: str) -> FileFormat:
     if name not in EXTENSIONS.values():
-        raise ConfigError(f"{name!r} is not a file format; use jsonl, parquet or csv.")
+        raise ConfigError(f"{name!r} is not a file format; use {', '.join(get_args(FileFormat))}.")
     return cast(FileFormat, name)
 
 
@@ -180,26 +172,37 @@ def expand_glob(pattern: str | os.PathLike[str]) -> list[tuple[StoragePath, File
     """The files at a path, below a folder, or matched by a pattern, in order; `File.name` is "" for a path.
 
     A file whose name has `*`, `?` or `[` is found by that name. `*` does not match `/`; `**` matches any
-    number of folders. Raises: SourceNotFound when there is none.
+    number of folders. Outputs of jobs are found only by their own paths.
+    Raises: SourceNotFound when there is none; ConfigError for a pipe.
     """
     text = os.fspath(pattern)
     whole = storage_path(text)
     if not any(mark in text for mark in _MAGIC) or whole.exists():
         root, wanted = whole, ["**"]
     else:
-        base = text
-        while any(mark in base for mark in _MAGIC) and "/" in base:
-            base = base.rpartition("/")[0]
-        base = "." if any(mark in base for mark in _MAGIC) else base
-        root, wanted = storage_path(base), text.removeprefix(base).strip("/").split("/")
-    files = [
-        (root / file.name if file.name else root, file)
-        for file in root.files()
-        if not file.name or _matches(file.name.split("/"), wanted)
-    ]
+        names = text.split("/")
+        depth = next(index for index, name in enumerate(names) if any(mark in name for mark in _MAGIC))
+        root = storage_path("/".join(names[:depth]) or ("/" if depth else "."))
+        wanted = names[depth:]
+    listed = root.files(None if "**" in wanted else len(wanted))
+    outputs = _outputs(file.name for file in listed)
+    matched = [file for file in listed if not file.name or _matches(file.name.split("/"), wanted)]
+    files = [file for file in matched if outputs.isdisjoint(accumulate(file.name.split("/"), "{}/{}".format))]
+    if not files and (whole.name == "-" or (os.path.exists(whole.url) and not os.path.isdir(whole.url))):
+        raise ConfigError(
+            f"'{text}' is not a file: a job reads its input more than once. Save it as one first."
+        )
     if not files:
-        raise SourceNotFound(f"There is no file at '{shown(text)}'.")
-    return files
+        but = " except outputs of jobs, which are read if they are named themselves" if matched else ""
+        raise SourceNotFound(f"There is no file at '{shown(text)}'{but}.")
+    return [(root / file.name if file.name else root, file) for file in files]
+
+
+def _outputs(names: Iterable[str]) -> set[str]:
+    """Outputs of jobs whose journals are among the files and folders `names`, and what lies beside them."""
+    outputs = {name.partition(".journal/")[0] for name in names if ".journal/" in name}
+    stems = outputs | {os.path.splitext(output)[0] for output in outputs}
+    return outputs | {f"{stem}.{ending}" for stem in stems for ending in _BESIDE_OUTPUTS}
 
 
 def _matches(names: list[str], wanted: list[str]) -> bool:
