@@ -1,5 +1,7 @@
 """Rows of files and their numbers."""
 
+import bz2
+import datetime
 import gzip
 import io
 import os
@@ -11,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.data.storage.paths import RemotePath, storage_path
+from penstock.data.storage.readers import COMPRESSIONS
 from penstock.data.storage.source import find_input
 from penstock.errors import ConfigError, Unavailable
 
@@ -79,9 +82,58 @@ def test_parquet_rows_come_with_their_types(tmp_path: Path):
     ]
 
 
-def test_packed_lines_are_read(tmp_path: Path):
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}\n'))
-    assert rows(tmp_path / "a.jsonl.gz")[0].fields == {"a": 1}
+@pytest.mark.parametrize("ending", COMPRESSIONS)
+def test_packed_files_of_several_streams_are_read(tmp_path: Path, ending: str):
+    codec = COMPRESSIONS[ending]
+    streams = b""
+    for text in (b'{"a": 1}\n', b'{"a": 2}\n'):
+        packed = pa.BufferOutputStream()
+        with pa.CompressedOutputStream(packed, codec) as stream:
+            stream.write(text)
+        streams += packed.getvalue().to_pybytes()
+    (tmp_path / f"a.jsonl{ending}").write_bytes(streams)
+    assert [row.fields for row in rows(tmp_path / f"a.jsonl{ending}")] == [{"a": 1}, {"a": 2}]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+@pytest.mark.parametrize("text", ['[{"a": 1}, [2]]', '\n[\n{\n"a": 1},\n[2]\n]\n', '{"a": 1}\n[2]'])
+def test_the_items_of_an_array_are_rows(tmp_path: Path, name: str, text: str):
+    (tmp_path / name).write_text(text)
+    first, second = rows(tmp_path / name)
+    assert (first.fields, second.line, second.fault) == (
+        {"a": 1},
+        b"[2]",
+        "The line must be a JSON object, but is a list.",
+    )
+
+
+def test_a_first_line_that_is_a_list_is_a_fault_of_its_row(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text('[1]\n{"a": 2}\n')
+    assert [row.fields for row in rows(tmp_path / "a.jsonl")] == [None, {"a": 2}]
+
+
+def test_blank_lines_before_a_header_are_none_of_it(tmp_path: Path):
+    (tmp_path / "a.tsv").write_text('\n\na\tb\n\n1\t"x\ty"\n')
+    assert [row.fields for row in rows(tmp_path / "a.tsv")] == [{"a": "1", "b": "x\ty"}]
+
+
+def test_times_that_python_cannot_hold_are_texts(tmp_path: Path):
+    at = 253402300800  # the first second of the year 10000
+    table = pa.table(
+        {
+            "when": pa.array([at, 0, None], pa.timestamp("s")),
+            "deep": pa.array([[{"at": at}], [], None], pa.list_(pa.struct({"at": pa.timestamp("s")}))),
+            "exact": pa.array([1_000, 1_001, None], pa.time64("ns")),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    first, second, third = [row.fields for row in rows(tmp_path / "a.parquet")]
+    assert first["when"] == "10000-01-01T00:00:00.000"
+    assert first["deep"] == [{"at": "10000-01-01T00:00:00.000"}]
+    assert first["exact"] == datetime.time(0, 0, 0, 1)
+    assert second["when"] == datetime.datetime(1970, 1, 1)
+    assert second["exact"] == "00:00:00.000001001"
+    assert third == {"when": None, "deep": None, "exact": None}
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
@@ -133,6 +185,37 @@ def _damaged_pages(path: Path) -> Path:
     return path
 
 
+def _open_quote(path: Path) -> Path:
+    path.write_text('\na,b\n1,x\n2,"y\n3,z\n'.replace(",", "\t" if path.suffix == ".tsv" else ","))
+    return path
+
+
+def _quoted_part(path: Path) -> Path:
+    path.write_text('a,b\n1,"x"y\n')
+    return path
+
+
+def _open_array(path: Path) -> Path:
+    path.write_text('[\n{"a": 1},\n{"a": 2},\n')
+    return path
+
+
+def _bz2(path: Path) -> Path:
+    path.write_bytes(bz2.compress(b'{"a": 1}\n'))
+    return path
+
+
+def _lines_of_utf16(path: Path) -> Path:
+    path.write_bytes('{"a": 1}\n'.encode("utf-16"))
+    return path
+
+
+def _latin_1(path: Path) -> Path:
+    texts = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xe9"]).buffers())
+    pq.write_table(pa.table({"a": texts}), path)
+    return path
+
+
 def _no_gzip(path: Path) -> Path:
     path.write_bytes(b'{"a": 1}\n')
     return path
@@ -148,9 +231,24 @@ def _cut_gzip(path: Path) -> Path:
     [
         ("a.csv", _utf16, "it is not UTF-8 (byte 0xff)"),
         ("a.parquet", _corrupt_parquet, "cannot be read: "),
+        ("c.parquet", _latin_1, "it is not UTF-8 (byte 0xe9)"),
         ("b.parquet", _damaged_pages, "cannot be read: "),
-        ("a.jsonl.gz", _no_gzip, "Not a gzipped file"),
-        ("b.jsonl.gz", _cut_gzip, "rows: it is truncated: its gzip stream has no end"),
+        (
+            "b.csv",
+            _open_quote,
+            "after 1 rows: the row that begins in line 4 is not CSV: a quote is never closed",
+        ),
+        (
+            "b.tsv",
+            _open_quote,
+            "after 1 rows: the row that begins in line 4 is not CSV: a quote is never closed",
+        ),
+        ("c.csv", _quoted_part, "the row that begins in line 2 is not CSV: ',' expected after"),
+        ("a.json", _open_array, "it begins as a JSON array, but is none: "),
+        ("a.jsonl", _bz2, "it is not UTF-8 text; if it is compressed, name it"),
+        ("b.jsonl", _lines_of_utf16, "it is not UTF-8 text"),
+        ("a.jsonl.gz", _no_gzip, "incorrect header check"),
+        ("b.jsonl.gz", _cut_gzip, "Truncated compressed stream"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_in_one_sentence(tmp_path: Path, name: str, make, why: str):

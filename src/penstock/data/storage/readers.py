@@ -1,18 +1,19 @@
-"""Rows of one file: JSON lines, Parquet or CSV, on this machine or in a bucket."""
+"""Rows of one file: JSON (lines or an array), CSV, TSV or Parquet, on this machine or in a bucket."""
 
 from __future__ import annotations
 
 import codecs
 import csv
-import gzip
 import io
+import os
 import sys
 import time
-import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import IO, Any, Literal, NamedTuple, cast
+from functools import cached_property, partial
+from itertools import chain, islice
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -20,7 +21,7 @@ from penstock.data.storage.paths import StoragePath, open_lines
 from penstock.errors import ConfigError, Error, Unavailable
 from penstock.sources import failures
 
-FileFormat = Literal["jsonl", "parquet", "csv"]
+FileFormat = Literal["jsonl", "parquet", "csv", "tsv"]
 
 EXTENSIONS: dict[str, FileFormat] = {
     ".jsonl": "jsonl",
@@ -29,67 +30,100 @@ EXTENSIONS: dict[str, FileFormat] = {
     ".parquet": "parquet",
     ".pq": "parquet",
     ".csv": "csv",
+    ".tsv": "tsv",
 }
-_GZIP = ".gz"
-_BATCH_ROWS, _BATCH_BYTES = 1024, 64 << 20
-_LONGEST_FIELD = 1 << 30  # characters of a CSV cell; Python's own limit is 131,072
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+"""Last extensions of compressed text files, and Arrow's names of their codecs."""
 
-Wanted = Callable[[int], bool]
+_BINARY = (b"BZh", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"PAR1")
+"""First bytes of files that are no text, unless they hold a control character (gzip, zip, UTF-16)."""
+
+_BATCH_ROWS, _BATCH_BYTES = 1024, 64 << 20
+_BUFFER_BYTES = 1 << 20
+_LONGEST_FIELD = 1 << 30  # characters of a CSV cell; Python's own limit is 131,072
 
 
 @dataclass(slots=True)
 class InputRow:
-    """One row. fields: its columns; None when it cannot be read: then `fault` says why.
+    """One row. fields: its columns; None when it cannot be read: then `line` holds it and `fault` says why.
 
-    line: the line itself in a JSON lines file, else None.
+    size_bytes: in its file, roughly.
     """
 
     number: int
     fields: dict[str, Any] | None
-    line: bytes | None = None
+    size_bytes: int = 0
+    line: bytes = b""
     fault: str | None = None
+
+
+class TimeText(str):
+    """A date or time that Python's types cannot hold. scalar: Arrow's, for outputs that have its type."""
+
+    scalar: Any
+
+    def __new__(cls, scalar: Any) -> TimeText:
+        text = super().__new__(cls, scalar.cast("string").as_py().replace(" ", "T", 1))
+        text.scalar = scalar
+        return text
+
+
+class _Sized(Protocol):
+    @property
+    def size_bytes(self) -> int: ...
+
+
+_S = TypeVar("_S", bound=_Sized)
+
+
+def batched(rows: Iterable[_S], most: int, most_bytes: int) -> Iterator[list[_S]]:
+    """Lists of at most `most` rows; the row that exceeds `most_bytes` is the last of its list."""
+    some: list[_S] = []
+    size = 0
+    for row in rows:
+        some.append(row)
+        size += row.size_bytes
+        if len(some) == most or size >= most_bytes:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def format_of(url: str) -> FileFormat | None:
     """By the file name's extension."""
-    name = url.lower().removesuffix(_GZIP)
-    return next((form for ending, form in EXTENSIONS.items() if name.endswith(ending)), None)
+    name, ending = os.path.splitext(url.lower())
+    return EXTENSIONS.get(os.path.splitext(name)[1] if ending in COMPRESSIONS else ending)
 
 
-# Each reader yields a row, or the number after a row that is not wanted.
-_Read = Iterator["InputRow | int"]
+ReadRow = Callable[[int], InputRow]
+"""A row that was read and is not parsed yet: called with its number."""
 
 _TRIES = 4
-UNREADABLE = (OSError, EOFError, ValueError, NotImplementedError, csv.Error, zlib.error)
+UNREADABLE = (OSError, EOFError, ValueError, NotImplementedError, csv.Error)
 """What Python's and Arrow's readers raise about a file in another format than its name says."""
 
 
-def read_rows(where: StoragePath, form: FileFormat, first: int, wanted: Wanted) -> _Read:
-    """Rows of one file, of which the first has the number `first`; a number after each row not wanted.
+def read_rows(where: StoragePath, form: FileFormat) -> Iterator[ReadRow]:
+    """Every row of a file.
 
     If the connection to the bucket drops, the file is reopened and reading resumes after the last row.
     Raises: Unavailable, naming the file that cannot be read.
     """
-    number, failed = first, 0
+    done, failed = 0, 0
     while True:
         try:
-            for row in _READERS[form](where, first, _from(number, wanted)):
-                after = row.number + 1 if isinstance(row, InputRow) else row
-                if after > number:
-                    number, failed = after, 0
-                    yield row
+            for row in islice(_READERS[form](where), done, None):
+                done, failed = done + 1, 0
+                yield row
             return
         except Error:
             raise
         except UNREADABLE as error:
             failed += 1
             if where.is_local or failed >= _TRIES or not failures.classify(error).retryable:
-                raise _unreadable(where, error, number - first) from error
+                raise _unreadable(where, error, done) from error
             time.sleep(failures.pause_s(failed))
-
-
-def _from(number: int, wanted: Wanted) -> Wanted:
-    return lambda one: one >= number and wanted(one)
 
 
 def _unreadable(where: StoragePath, error: Exception, rows: int) -> Unavailable:
@@ -100,71 +134,123 @@ def _unreadable(where: StoragePath, error: Exception, rows: int) -> Unavailable:
 def _why(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"it is not UTF-8 (byte {error.object[error.start]:#04x}); save it as UTF-8"
-    if isinstance(error, EOFError):
-        return "it is truncated: its gzip stream has no end"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
 
 
-def _jsonl(where: StoragePath, number: int, wanted: Wanted) -> _Read:
+def _json(where: StoragePath) -> Iterator[ReadRow]:
     with _opened(where) as file:
-        for line in file:
-            line = line.strip().removeprefix(codecs.BOM_UTF8)
-            if not line:
-                continue
-            yield _parsed(line, number) if wanted(number) else number + 1
-            number += 1
+        start = file.peek(4)[:4]
+        if start.startswith(_BINARY) or min(start, default=32) < ord("\t"):
+            raise ValueError("it is not UTF-8 text; if it is compressed, name it .gz, .bz2, .zst or .lz4")
+        for line in _json_items(file):
+            yield partial(_parsed, line)
+
+
+def _json_items(file: Iterable[bytes]) -> Iterator[bytes]:
+    """Every line that is not blank, or every item of an array; an array is read whole."""
+    lines = filter(None, (line.strip().removeprefix(codecs.BOM_UTF8) for line in file))
+    first, second = next(lines, b""), next(lines, b"")
+    if not first.startswith(b"[") or (first.endswith(b"]") and second):
+        return chain(filter(None, (first, second)), lines)
+    try:
+        items = msgspec.json.decode(b"\n".join((first, second, *lines)), type=list[msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"it begins as a JSON array, but is none: {error}") from error
+    return map(bytes, items)
 
 
 def _parsed(line: bytes, number: int) -> InputRow:
     try:
         fields = msgspec.json.decode(line)
+        if isinstance(fields, dict):
+            return InputRow(number, cast("dict[str, Any]", fields), len(line))
+        fault = f"The line must be a JSON object, but is a {type(fields).__name__}."
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return InputRow(number, None, line, f"The line is not JSON: {error}.")
+        fault = f"The line is not JSON: {error}."
     except RecursionError:
-        return InputRow(number, None, line, "The line is not JSON: it is nested too deeply.")
-    if not isinstance(fields, dict):
-        kind = type(fields).__name__
-        return InputRow(number, None, line, f"The line must be a JSON object, but is a {kind}.")
-    return InputRow(number, cast("dict[str, Any]", fields), line)
+        fault = "The line is not JSON: it is nested too deeply."
+    return InputRow(number, None, len(line), line, fault)
 
 
-def _csv(where: StoragePath, number: int, wanted: Wanted) -> _Read:
+def _csv(where: StoragePath, delimiter: str = ",") -> Iterator[ReadRow]:
     csv.field_size_limit(min(_LONGEST_FIELD, sys.maxsize))
     with _opened(where) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
-        reader = csv.reader(text, delimiter=",")
-        names = next(reader, [])
-        _check_names(names, where.url)
-        for cells in reader:
-            if not cells:
-                continue
-            yield _celled(names, cells, number) if wanted(number) else number + 1
-            number += 1
+        reader = csv.reader(text, delimiter=delimiter, strict=True)
+        names: list[str] | None = None
+        line = 1
+        try:
+            for cells in reader:
+                line = reader.line_num + 1
+                if cells and names is not None:
+                    yield partial(_celled, names, cells)
+                elif cells:
+                    names = cells
+                    _check_names(names, where.url)
+        except csv.Error as error:
+            why = str(error).replace("unexpected end of data", "a quote is never closed")
+            raise csv.Error(f"the row that begins in line {line} is not CSV: {why}") from error
 
 
 def _celled(names: list[str], cells: list[str], number: int) -> InputRow:
+    size_bytes = sum(map(len, cells))
     if len(cells) == len(names):
-        return InputRow(number, dict(zip(names, cells, strict=True)))
+        return InputRow(number, dict(zip(names, cells, strict=True)), size_bytes)
     fault = f"The row has {len(cells)} cells, but the header names {len(names)} columns."
-    return InputRow(number, None, msgspec.json.encode(cells), fault)
+    return InputRow(number, None, size_bytes, msgspec.json.encode(cells), fault)
 
 
-def _parquet(where: StoragePath, number: int, wanted: Wanted) -> _Read:
+def _parquet(where: StoragePath) -> Iterator[ReadRow]:
     import pyarrow.parquet as pq
 
     with closing(where.open()) as file:
         parquet = pq.ParquetFile(file)
         _check_names(parquet.schema_arrow.names, where.url)
         for batch in parquet.iter_batches(_rows_at_a_time(parquet.metadata)):
-            numbers = range(number, number + batch.num_rows)
-            number += batch.num_rows
-            if not any(wanted(one) for one in numbers):
-                yield number
-                continue
-            for one, fields in zip(numbers, batch.to_pylist(), strict=True):
-                yield InputRow(one, fields) if wanted(one) else one + 1
+            rows = _ParquetRows(batch, where)
+            yield from (partial(rows.row, index) for index in range(batch.num_rows))
+
+
+class _ParquetRows:
+    """Some rows of a file, which become Python's when the first of them is used."""
+
+    def __init__(self, batch: Any, where: StoragePath) -> None:
+        self._batch, self._where = batch, where
+
+    @cached_property
+    def _columns(self) -> dict[str, list[Any]]:
+        try:
+            names = self._batch.schema.names
+            return dict(zip(names, map(_values, self._batch.columns), strict=True))
+        except UNREADABLE as error:  # a text that is not UTF-8
+            raise _unreadable(self._where, error, 0) from error
+
+    def row(self, index: int, number: int) -> InputRow:
+        fields = {name: values[index] for name, values in self._columns.items()}
+        return InputRow(number, fields, self._batch.nbytes // self._batch.num_rows)
+
+
+_ROUNDED = "time64[ns]"
+"""Arrow rounds values of this type to microseconds when it makes them Python's."""
+
+
+def _values(column: Any) -> list[Any]:
+    """Python's values of an Arrow array; texts for dates and times that Python cannot hold."""
+    if str(column.type) != _ROUNDED:
+        with suppress(OverflowError, ValueError):
+            return column.to_pylist()
+    return [_value(one) for one in column]
+
+
+def _value(scalar: Any) -> Any:
+    if str(scalar.type) != _ROUNDED or not scalar.is_valid or scalar.value % 1000 == 0:
+        with suppress(OverflowError, ValueError):
+            return scalar.as_py()
+    if isinstance(scalar, Mapping):
+        return {name: _value(one) for name, one in cast("Mapping[str, Any]", scalar).items()}
+    return [_value(one) for one in scalar] if hasattr(scalar, "__iter__") else TimeText(scalar)
 
 
 def _rows_at_a_time(footer: Any) -> int:
@@ -214,18 +300,23 @@ def _check_names(names: Sequence[str], url: str) -> None:
 
 
 @contextmanager
-def _opened(where: StoragePath) -> Generator[IO[bytes]]:
-    """The file, unzipped where its name says so."""
+def _opened(where: StoragePath) -> Generator[io.BufferedReader]:
+    """The file, decompressed where its name says so."""
     with open_lines(where) as file:
-        if not where.url.lower().endswith(_GZIP):
+        codec = COMPRESSIONS.get(os.path.splitext(where.url.lower())[1])
+        if codec is None:
             yield file
             return
-        with gzip.GzipFile(fileobj=file) as unzipped:
-            yield cast("IO[bytes]", unzipped)
+        import pyarrow as pa
+
+        decompressed: Any = pa.CompressedInputStream(file, codec)
+        with io.BufferedReader(decompressed, _BUFFER_BYTES) as lines:
+            yield lines
 
 
-_READERS: dict[FileFormat, Callable[[StoragePath, int, Wanted], _Read]] = {
-    "jsonl": _jsonl,
+_READERS: dict[FileFormat, Callable[[StoragePath], Iterator[ReadRow]]] = {
+    "jsonl": _json,
     "parquet": _parquet,
     "csv": _csv,
+    "tsv": partial(_csv, delimiter="\t"),
 }

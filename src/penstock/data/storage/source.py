@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import accumulate
 from typing import Any, cast, get_args
@@ -22,7 +22,7 @@ from penstock.data.storage.readers import (
     UNREADABLE,
     FileFormat,
     InputRow,
-    Wanted,
+    ReadRow,
     common_type,
     format_of,
     read_footer,
@@ -74,29 +74,23 @@ class InputFiles(msgspec.Struct, frozen=True, rename={"format": "form"}):
     format: FileFormat
     parts: tuple[InputFile, ...]
 
-    def rows(self, wanted: Wanted = lambda number: True) -> Iterator[InputRow]:
+    def rows(self, wanted: Callable[[int], bool] = lambda number: True) -> Iterator[InputRow]:
         """Every row that is wanted; the others are counted and skipped.
 
         Raises: Unavailable, naming the file that cannot be read.
         """
-        number = 0
-        for part in self.parts:
-            for row in read_rows(part.path, self.format, number, wanted):
-                if isinstance(row, InputRow):
-                    number = row.number + 1
-                    yield row
-                else:
-                    number = row
+        for number, row in enumerate(self._read()):
+            if wanted(number):
+                yield row(number)
+
+    def _read(self) -> Iterator[ReadRow]:
+        return (row for part in self.parts for row in read_rows(part.path, self.format))
 
     def count(self) -> int:
         """How many rows there are. Parses nothing, except CSV files."""
         if self.format == "parquet":
             return sum(read_footer(part.path).num_rows for part in self.parts)
-        number = 0
-        for part in self.parts:
-            for row in read_rows(part.path, self.format, number, lambda number: False):
-                number = row if isinstance(row, int) else row.number + 1
-        return number
+        return sum(1 for _ in self._read())
 
     def types(self) -> dict[str, Any]:
         """Arrow types of the columns, where the format has types; without columns whose files disagree."""
