@@ -2,11 +2,17 @@
 
 import csv
 import json
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
 from pathlib import Path
+from uuid import UUID
 
 import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from penstock.data.job.output import OutputWriter
 from penstock.data.job.spec import JobSpec
@@ -14,8 +20,9 @@ from penstock.data.journal.index import Index
 from penstock.data.journal.segment import Entry, encode_entry
 from penstock.data.results.outcome import Failure, Outcome
 from penstock.data.storage.paths import storage_path
+from penstock.data.storage.readers import batched
 from penstock.data.storage.source import find_input
-from penstock.data.storage.writers import batched
+from penstock.data.storage.writers import OutputRow
 from penstock.errors import ConfigError, Error
 
 pytestmark = pytest.mark.parity("X5")
@@ -106,11 +113,7 @@ def test_parquet_has_one_type_for_each_column(tmp_path: Path):
 
 
 def test_columns_of_a_parquet_input_keep_their_types(tmp_path: Path):
-    import datetime
-
-    import pyarrow as pa
-
-    when = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+    when = datetime(2026, 1, 2, tzinfo=UTC)
     table = pa.table({"when": pa.array([when], pa.timestamp("ms", "UTC")), "n": pa.array([1], pa.int16())})
     pq.write_table(table, tmp_path / "in.parquet")
     written(tmp_path, "in.parquet", "out.parquet", [ok()])
@@ -199,8 +202,6 @@ def test_a_column_has_one_name_whatever_its_row_was_answered(tmp_path: Path):
 
 
 def test_parquet_files_whose_types_differ_become_one_output(tmp_path: Path):
-    import pyarrow as pa
-
     folder = tmp_path / "in"
     folder.mkdir()
     pq.write_table(
@@ -245,7 +246,7 @@ def test_a_folder_is_not_complete_while_its_parts_are_replaced(tmp_path: Path, r
 
     def file(self, to, *rest):
         seen.append((to.name, (tmp_path / "out/_SUCCESS").exists()))
-        real(self, to, *rest)
+        return real(self, to, *rest)
 
     monkeypatch.setattr(OutputWriter, "_write_file", file)
     written(tmp_path, "in.jsonl", "out/", [ok(), ok(), failed()])
@@ -278,8 +279,8 @@ def test_truth_values_of_a_csv_file_are_those_of_json(tmp_path: Path):
 
 
 def test_rows_of_many_bytes_are_written_a_few_at_a_time():
-    taken = [len(some) for some in batched({"picture": b"x" * (1 << 20)} for _ in range(150))]
-    assert max(taken) <= 64
+    rows = (OutputRow(number, 1 << 20, {}) for number in range(150))
+    assert [len(some) for some in batched(rows, 2000, 16 << 20)] == [*[16] * 9, 6]
 
 
 def test_small_rows_of_parquet_are_in_one_group(tmp_path: Path):
@@ -288,3 +289,140 @@ def test_small_rows_of_parquet_are_in_one_group(tmp_path: Path):
     written(tmp_path, "in.jsonl", "out.parquet", [ok()] * rows)
     metadata = pq.ParquetFile(tmp_path / "out.parquet").metadata
     assert (metadata.num_rows, metadata.num_row_groups) == (rows, 1)
+
+
+EXACT = {
+    "decimal": (pa.array([Decimal("1.10")]), "1.10"),
+    "date": (pa.array([date(2026, 1, 2)]), "2026-01-02"),
+    "time": (pa.array([time(1, 2, 3)]), "01:02:03"),
+    "nanoseconds": (pa.array([3_000_000_001], pa.time64("ns")), "00:00:03.000000001"),
+    "when": (pa.array([datetime(2026, 1, 2, 3, tzinfo=UTC)]), "2026-01-02T03:00:00Z"),
+    "far": (pa.array([253402300800000], pa.timestamp("ms")), "10000-01-01T00:00:00.000"),
+    "uuid": (pa.array([UUID(int=1).bytes], pa.uuid()), str(UUID(int=1))),
+    "bytes": (pa.array([b"\0\xff"]), "AP8="),
+    "text": (pa.array(['"quoted"']), '"quoted"'),
+}
+
+
+@pytest.mark.parametrize("output", ["out.jsonl", "out.csv", "out.tsv", "out.parquet"])
+def test_values_of_parquet_are_written_without_loss_and_without_quotes(tmp_path: Path, output: str):
+    table = pa.table({name: array for name, (array, _) in EXACT.items()})
+    pq.write_table(table, tmp_path / "in.parquet")
+    written(tmp_path, "in.parquet", output, [ok()])
+    if output == "out.parquet":
+        assert (
+            pq.read_table(tmp_path / output)
+            .select(table.column_names)
+            .equals(pq.read_table(tmp_path / "in.parquet"))
+        )
+        return
+    (row,) = (one.fields for one in find_input([str(tmp_path / output)]).rows())
+    texts = {name: text for name, (_, text) in EXACT.items()}
+    assert {name: str(row[name]) for name in texts} == texts
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "passes"),
+    [(1, "x", 2), (2**53 + 1, 0.5, 3)],
+    ids=["refused while it is read", "of which a later one makes an earlier one unsafe"],
+)
+def test_columns_of_mixed_types_cost_one_more_writing_at_most(
+    tmp_path: Path, monkeypatch, first: object, last: object, passes: int
+):
+    names = [f"c{number}" for number in range(12)]
+    rows = [*[dict.fromkeys(names, first)] * 2000, dict.fromkeys(names, last)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = []
+    real = OutputWriter._result_row
+    monkeypatch.setattr(OutputWriter, "_result_row", lambda *row: [made.append(1), real(*row)][1])
+    written(tmp_path, "in.jsonl", "out.parquet", [ok()] * len(rows))
+    assert len(made) == passes * len(rows)
+    found = pq.read_table(tmp_path / "out.parquet").select(names).to_pylist()
+    assert [{name: json.loads(text) for name, text in row.items()} for row in found] == rows
+
+
+def test_a_line_of_the_output_is_a_line_for_every_reader(tmp_path: Path):
+    text = "a\u2028b\u2029c\x85d"
+    (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": text}, ensure_ascii=False) + "\n")
+    written(tmp_path, "in.jsonl", "out.jsonl", [ok()])
+    (line,) = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert json.loads(line)["prompt"] == text
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(st.characters(exclude_categories=["Cs"])),
+)
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {"text": st.text(st.characters(exclude_categories=["Cs"]), min_size=1)},
+        optional={
+            "any": VALUES,
+            "many": st.lists(VALUES, max_size=3),
+            "deep": st.dictionaries(st.sampled_from("ab"), VALUES),
+        },
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=ROWS, form=st.sampled_from(["jsonl", "csv", "tsv", "parquet"]), array=st.booleans())
+def test_columns_of_any_json_come_back_from_any_format(tmp_path: Path, rows: list, form: str, array: bool):
+    (tmp_path / "in.json").write_text(
+        json.dumps(rows, indent=1) if array else "".join(json.dumps(row) + "\n" for row in rows)
+    )
+    written(tmp_path, "in.json", f"out.{form}", [ok()] * len(rows))
+    found = [row.fields for row in find_input([str(tmp_path / f"out.{form}")]).rows()]
+    assert [row["text"] for row in found] == [row["text"] for row in rows]
+    for before, after in zip(rows, found, strict=True):
+        for name, value in before.items():
+            now = after.get(name)
+            if isinstance(now, str) and now != value:
+                now = json.loads(now) if now else None
+            assert (
+                now == value or _without_nulls(now) == _without_nulls(value) or (value == "" and now is None)
+            )
+
+
+def _without_nulls(value: object) -> object:
+    """Columns of Parquet have the keys of all rows."""
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {name: _without_nulls(item) for name, item in value.items() if item is not None} or None
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    kind=st.sampled_from(
+        [
+            *(pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")),
+            pa.timestamp("us", "Asia/Tokyo"),
+            *(pa.duration(unit) for unit in ("s", "ms", "us")),
+            pa.date64(),
+            pa.time64("us"),
+            pa.time64("ns"),
+        ]
+    ),
+    numbers=st.lists(st.none() | st.integers(0, 2**62), min_size=1, max_size=5),
+)
+def test_dates_and_times_of_any_size_keep_their_type_and_value(tmp_path: Path, kind, numbers: list):
+    day = 86_400_000 * (1 if pa.types.is_date64(kind) else 1000)
+    if pa.types.is_time(kind):
+        numbers = [number and number % day for number in numbers]
+    elif pa.types.is_date64(kind):
+        numbers = [number and number // day % 2**31 * day for number in numbers]
+    pq.write_table(
+        pa.table({"prompt": ["x"] * len(numbers), "at": pa.array(numbers, kind)}), tmp_path / "in.parquet"
+    )
+    for output in ("out.parquet", "out.jsonl", "out.csv"):
+        written(tmp_path, "in.parquet", output, [ok()] * len(numbers))
+    at = pq.read_table(tmp_path / "in.parquet")["at"]
+    assert pq.read_table(tmp_path / "out.parquet")["at"].equals(at)
+    assert [row.get("at") is None for row in read(tmp_path / "out.jsonl")] == [one is None for one in numbers]

@@ -20,7 +20,7 @@ from penstock.data.results.outcome import Failure, Outcome
 from penstock.data.storage.paths import StoragePath, atomic_write, unfinished_files
 from penstock.data.storage.readers import EXTENSIONS, FileFormat, InputRow, format_of
 from penstock.data.storage.source import InputFiles
-from penstock.data.storage.writers import WRITERS, TypeMismatch
+from penstock.data.storage.writers import WRITERS, OutputRow, TypeMismatch, with_json_columns
 from penstock.errors import ConfigError, Error
 
 _SUCCESS = "_SUCCESS"
@@ -87,37 +87,39 @@ class OutputWriter:
     ) -> list[str]:
         """known: Arrow types of columns, as far as they are known."""
 
-        def rows() -> Iterator[tuple[int, Mapping[str, Any]]]:
-            return ((row.number, make_row(row, end)) for row, end in self._completed(index, states))
+        def rows() -> Iterator[OutputRow]:
+            for row, end in self._completed(index, states):
+                size_bytes = row.size_bytes + len(end.body or b"")
+                yield OutputRow(row.number, size_bytes, make_row(row, end))
 
-        shape = self._writer.infer_schema((record for _, record in rows()), known)
-        while True:
-            try:
-                if folder:
-                    self._write_parts(to, rows(), shape)
-                else:
-                    self._write_file(to, (record for _, record in rows()), shape)
-                return [to.url]
-            except TypeMismatch as mismatch:
-                shape = mismatch.schema
+        schema = self._writer.infer_schema(rows(), known)
+        while misfits := self._write_files(to, rows(), schema, folder):
+            schema = with_json_columns(schema, misfits)
+        return [to.url]
 
-    def _write_parts(
-        self, to: StoragePath, rows: Iterator[tuple[int, Mapping[str, Any]]], shape: Any
-    ) -> None:
-        """rows: with their numbers in the input."""
+    def _write_files(self, to: StoragePath, rows: Iterator[OutputRow], schema: Any, folder: bool) -> set[str]:
+        """Returns columns whose values do not fit the schema; if there are any, a file is missing."""
+        if not folder:
+            return self._write_file(to, rows, schema)
         (to / _SUCCESS).remove()
-        for number, part in groupby(rows, lambda one: one[0] // self._spec.part_rows):
-            name = f"part-{number:05d}.{self._format}"
-            self._write_file(to / name, (record for _, record in part), shape)
-        (to / _SUCCESS).write(b"")
+        misfits: set[str] = set()
+        for number, part in groupby(rows, lambda row: row.number // self._spec.part_rows):
+            misfits |= self._write_file(to / f"part-{number:05d}.{self._format}", part, schema)
+        if not misfits:
+            (to / _SUCCESS).write(b"")
+        return misfits
 
     def _known(self, taken: Iterable[str]) -> dict[str, Any]:
         """Types of the user's columns, with names in `taken` renamed, if input and output have types."""
         return rename_own(self._source.types(), taken) if self._format == "parquet" else {}
 
-    def _write_file(self, to: StoragePath, rows: Iterator[Mapping[str, Any]], shape: Any) -> None:
-        with atomic_write(to) as file:
-            self._writer.write(file, rows, shape)
+    def _write_file(self, to: StoragePath, rows: Iterator[OutputRow], schema: Any) -> set[str]:
+        try:
+            with atomic_write(to) as file:
+                self._writer.write(file, rows, schema)
+        except TypeMismatch as mismatch:
+            return mismatch.names
+        return set()
 
     def _completed(self, index: Index, states: Sequence[str]) -> Iterator[CompletedRow]:
         rows = 0
@@ -139,7 +141,7 @@ class OutputWriter:
 
     def _dead_letter(self, row: InputRow, outcome: Outcome) -> dict[str, Any]:
         """The row as it was, so that it can be run again, and why it failed."""
-        own = {"line": (row.line or b"").decode(errors="replace")} if row.fields is None else row.fields
+        own = {"line": row.line.decode(errors="replace")} if row.fields is None else row.fields
         return merge(own, {"error": _error_dict(outcome.failure)})
 
     def _answer_line(self, row: InputRow, outcome: Outcome) -> dict[str, Any]:
@@ -164,7 +166,7 @@ class OutputWriter:
 
 def _unchanged(row: InputRow, outcome: Outcome) -> Mapping[str, Any]:
     """The OpenAI batch line as it was, so that it can be sent again."""
-    return row.fields or {"line": (row.line or b"").decode(errors="replace")}
+    return row.fields or {"line": row.line.decode(errors="replace")}
 
 
 def output_format(spec: JobSpec, source: FileFormat) -> FileFormat:

@@ -1,73 +1,91 @@
-"""Rows to one file: JSON lines, Parquet or CSV. The reverse is `readers`."""
+"""Rows to one file: JSON lines, CSV, TSV or Parquet. The reverse is `readers`."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping
-from typing import IO, Any, cast
+from dataclasses import dataclass
+from typing import IO, Any, NamedTuple
 
 import msgspec
 
-from penstock.data.storage.readers import FileFormat, common_type
+from penstock.data.storage.readers import FileFormat, TimeText, batched, common_type
 
-Record = Mapping[str, Any]
+_BATCH_ROWS, _BATCH_BYTES = 2000, 16 << 20
+_GROUP_BYTES = 64 << 20
+_MISFITS = (TypeError, ValueError, OverflowError, NotImplementedError)
+"""What Arrow raises about values that have no common type, or not that of their column."""
 
-_encode = msgspec.json.Encoder(enc_hook=str).encode
-_BATCH_ROWS, _BATCH_BYTES = 2000, 64 << 20
+_LINE_ENDS = {one.encode(): f"\\u{ord(one):04x}".encode() for one in "\x85\u2028\u2029"}
+"""Characters that JSON leaves as they are, although `str.splitlines` and some clients end a line there."""
+
+
+class OutputRow(NamedTuple):
+    """number: of its row in the input. size_bytes: of its columns, roughly."""
+
+    number: int
+    size_bytes: int
+    columns: Mapping[str, Any]
 
 
 class TypeMismatch(Exception):
-    """A value does not fit the type of its column. schema: one that fits."""
+    """Values do not fit the types of their columns: all `names` that are at fault."""
 
-    def __init__(self, schema: Any) -> None:
-        super().__init__(schema)
-        self.schema = schema
+    def __init__(self, names: set[str]) -> None:
+        super().__init__(names)
+        self.names = names
 
 
 class JsonLines:
     """Each line has the columns of its row, so there is no schema."""
 
-    def infer_schema(self, rows: Iterable[Record], known_types: Mapping[str, Any]) -> None:
+    def infer_schema(self, rows: Iterable[OutputRow], known_types: Mapping[str, Any]) -> None:
         return None
 
-    def write(self, file: IO[bytes], rows: Iterable[Record], schema: None) -> None:
-        for some in batched(rows):
-            file.write(b"".join(_encode(row) + b"\n" for row in some))
+    def write(self, file: IO[bytes], rows: Iterable[OutputRow], schema: None) -> None:
+        for row in rows:
+            line = _encode(row.columns)
+            for character, escaped in _LINE_ENDS.items():
+                line = line.replace(character, escaped)
+            file.write(line + b"\n")
 
 
+@dataclass(frozen=True, slots=True)
 class Csv:
     """The columns of all rows; without rows, the known ones. Lists, dicts and booleans become JSON."""
 
-    def infer_schema(self, rows: Iterable[Record], known_types: Mapping[str, Any]) -> list[str]:
-        return list(dict.fromkeys(name for row in rows for name in row)) or list(known_types)
+    delimiter: str = ","
 
-    def write(self, file: IO[bytes], rows: Iterable[Record], schema: list[str]) -> None:
+    def infer_schema(self, rows: Iterable[OutputRow], known_types: Mapping[str, Any]) -> list[str]:
+        return list(dict.fromkeys(name for row in rows for name in row.columns)) or list(known_types)
+
+    def write(self, file: IO[bytes], rows: Iterable[OutputRow], schema: list[str]) -> None:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-        writer = csv.writer(text)
+        writer = csv.writer(text, delimiter=self.delimiter)
         writer.writerow(schema)
         for row in rows:
-            writer.writerow([_cell(row.get(name)) for name in schema])
+            writer.writerow([_cell(row.columns.get(name)) for name in schema])
         text.detach()
 
 
 class Parquet:
     """Typed columns. A column whose rows have no common type holds JSON text."""
 
-    def infer_schema(self, rows: Iterable[Record], known_types: Mapping[str, Any]) -> Any:
+    def infer_schema(self, rows: Iterable[OutputRow], known_types: Mapping[str, Any]) -> Any:
         """An Arrow schema and the names of the columns that hold JSON text. It has all known columns."""
         import pyarrow as pa
 
         types: dict[str, Any] = dict(known_types)
         mixed: set[str] = set()
-        for some in batched(rows):
+        for some in _batched(rows):
             for name in dict.fromkeys(name for row in some for name in row):
                 if name in mixed or name in known_types:
                     continue
                 try:
-                    found = pa.infer_type([_arrow(row.get(name)) for row in some])
-                    types[name] = common_type(types.get(name, pa.null()), found)
-                except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
+                    found: Any = pa.array([_arrow(row.get(name)) for row in some])
+                    types[name] = common_type(types.get(name, pa.null()), found.type)
+                except _MISFITS:
                     mixed.add(name)
                     types[name] = pa.string()
         for name, kind in types.items():
@@ -76,80 +94,75 @@ class Parquet:
                 types[name] = pa.string()
         return pa.schema(list(types.items())), mixed
 
-    def write(self, file: IO[bytes], rows: Iterable[Record], schema: Any) -> None:
+    def write(self, file: IO[bytes], rows: Iterable[OutputRow], schema: Any) -> None:
         """Raises: TypeMismatch, when all rows must be written again with another schema."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        columns, _ = schema
+        columns, mixed = schema
+        misfits: set[str] = set()
         with pq.ParquetWriter(file, columns) as writer:
             group: list[Any] = []  # tables of one row group
-            for some in batched(rows):
-                arrays = [_column(field, some, schema) for field in columns]
-                group.append(pa.Table.from_arrays(arrays, schema=columns))
-                if sum(table.nbytes for table in group) >= _BATCH_BYTES:
+            for some in _batched(rows):
+                arrays = {field.name: _array(field, some, mixed) for field in columns}
+                misfits.update(name for name, array in arrays.items() if array is None)
+                if misfits:
+                    continue
+                group.append(pa.Table.from_arrays(list(arrays.values()), schema=columns))
+                if sum(table.nbytes for table in group) >= _GROUP_BYTES:
                     writer.write_table(pa.concat_tables(group))
                     group = []
             if group:
                 writer.write_table(pa.concat_tables(group))
+        if misfits:
+            raise TypeMismatch(misfits)
+
+
+def with_json_columns(schema: Any, names: set[str]) -> Any:
+    """A schema of Parquet in which these columns, too, hold JSON text."""
+    import pyarrow as pa
+
+    columns, mixed = schema
+    fields = [pa.field(field.name, pa.string()) if field.name in names else field for field in columns]
+    return pa.schema(fields), mixed | names
 
 
 Writer = JsonLines | Csv | Parquet
 """Of one format. Its schema is shared by all files of an output; to infer it, all rows are read once."""
 
-WRITERS: Mapping[FileFormat, Writer] = {"jsonl": JsonLines(), "csv": Csv(), "parquet": Parquet()}
+WRITERS: Mapping[FileFormat, Writer] = {
+    "jsonl": JsonLines(),
+    "csv": Csv(),
+    "tsv": Csv("\t"),
+    "parquet": Parquet(),
+}
 
 
-def batched(rows: Iterable[Record]) -> Iterator[list[Record]]:
-    """Lists of rows that fit into memory together."""
-    some: list[Record] = []
-    size = 0
-    for row in rows:
-        some.append(row)
-        size += _size(row)
-        if len(some) >= _BATCH_ROWS or size >= _BATCH_BYTES:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
+def _batched(rows: Iterable[OutputRow]) -> Iterator[list[Mapping[str, Any]]]:
+    for some in batched(rows, _BATCH_ROWS, _BATCH_BYTES):
+        yield [row.columns for row in some]
 
 
-def _size(value: Any) -> int:
-    """In bytes, roughly."""
-    if isinstance(value, str | bytes | msgspec.Raw):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(map(_size, cast("Mapping[Any, Any]", value).values()))
-    if isinstance(value, list):
-        items = cast("list[Any]", value)
-        return (
-            sum(map(_size, items))
-            if items and isinstance(items[0], str | bytes | dict | list)
-            else 8 * len(items)
-        )
-    return 8
-
-
-def _column(field: Any, rows: list[Record], schema: Any) -> Any:
-    """An Arrow array. Raises: TypeMismatch, with a schema in which the column holds JSON text."""
+def _array(field: Any, rows: list[Mapping[str, Any]], mixed: set[str]) -> Any:
+    """An Arrow array; None where values do not fit the type."""
     import pyarrow as pa
 
-    columns, mixed = schema
     as_json = field.name in mixed
     values = [_json(row.get(field.name)) if as_json else _arrow(row.get(field.name)) for row in rows]
     try:
         return pa.array(values, field.type)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+    except _MISFITS:
         if as_json:
             raise
-        text = columns.set(columns.get_field_index(field.name), pa.field(field.name, pa.string()))
-        raise TypeMismatch((text, {*mixed, field.name})) from error
+        return None
 
 
 def _cell(value: Any) -> Any:
+    """JSON, but strings without quotes."""
     if value is None or (isinstance(value, str | int | float) and not isinstance(value, bool)):
         return value
-    return _encode(value).decode()
+    text = _encode(value).decode()
+    return msgspec.json.decode(text) if text.startswith('"') else text
 
 
 def _json(value: Any) -> str | None:
@@ -157,8 +170,17 @@ def _json(value: Any) -> str | None:
 
 
 def _arrow(value: Any) -> Any:
-    """Raw JSON decoded."""
-    return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else value
+    """What Arrow makes a value of a column from."""
+    if isinstance(value, msgspec.Raw):
+        return msgspec.json.decode(value)
+    return value.scalar if isinstance(value, TimeText) else value
+
+
+def _iso(value: Any) -> str:
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+_encode = msgspec.json.Encoder(enc_hook=_iso).encode
 
 
 def _is_empty(kind: Any) -> bool:
