@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import TypeVar
 
 import msgspec
@@ -24,7 +24,7 @@ from penstock.data.rows.digest import is_deterministic, request_digest
 from penstock.data.rows.input_columns import check_defaults
 from penstock.data.rows.request import RowRequest
 from penstock.data.rows.template import PromptTemplate
-from penstock.data.storage.readers import InputRow
+from penstock.data.storage.readers import InputRow, batched
 from penstock.data.storage.source import InputFiles
 from penstock.errors import BadRequest, ConfigError, Error
 
@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 
 _THREADS, _ROWS_OF_A_THREAD = 8, 8
 """Threads that build requests, and rows per task of one."""
+
+_MOST_BYTES = 16 << 20
+"""Limit of the rows that threads work on, or have made requests of."""
 
 Made = TypeVar("Made")
 
@@ -100,13 +103,14 @@ def map_in_threads(make: Callable[[InputRow], Made], rows: Iterator[InputRow]) -
         return [make(row) for row in some]
 
     with ThreadPoolExecutor(_THREADS, "rows") as pool:
-        made: deque[Future[list[Made]]] = deque()
-        while some := list(islice(rows, _ROWS_OF_A_THREAD)):
-            made.append(pool.submit(make_all, some))
-            if len(made) > _THREADS:
-                yield from made.popleft().result()
+        made: deque[tuple[int, Future[list[Made]]]] = deque()
+        for some in batched(rows, _ROWS_OF_A_THREAD, _MOST_BYTES // _THREADS):
+            made.append((sum(row.size_bytes for row in some), pool.submit(make_all, some)))
+            del some
+            while len(made) > _THREADS or sum(size for size, _ in made) >= _MOST_BYTES:
+                yield from made.popleft()[1].result()
         while made:
-            yield from made.popleft().result()
+            yield from made.popleft()[1].result()
 
 
 class RequestBuilder:
