@@ -167,6 +167,14 @@ def test_a_change_of_the_input_is_named(lines: Path):
     assert before.changed(find_input([str(lines)])) == f"'{lines}' has changed."
 
 
+def test_files_are_looked_at_again_without_listing_their_folder(lines: Path):
+    before = find_input([str(lines.parent)])
+    lines.with_name("later.jsonl").write_text("{}\n")
+    assert before.changed(before.now()) is None
+    lines.unlink()
+    assert before.changed(before.now()) == f"'{lines}' is gone."
+
+
 def _utf16(path: Path) -> Path:
     path.write_bytes("a,b\n1,é\n".encode("utf-16"))
     return path

@@ -349,6 +349,36 @@ def test_a_line_of_the_output_is_a_line_for_every_reader(tmp_path: Path):
     assert json.loads(line)["prompt"] == text
 
 
+@pytest.mark.parametrize("output", ["out.jsonl", "out.csv", "out.parquet", "out/"])
+def test_an_answer_column_makes_one_row_of_each(tmp_path: Path, output: str):
+    lines = ['{"answer": 1, "error": "mine"}', "no json", '{"answer": 3}']
+    (tmp_path / "in.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    files = written(tmp_path, "in.jsonl", output, [ok(), failed(), ok()], answer_column="answer")
+    assert files == [str(tmp_path / output)]
+    found = [row.fields for row in find_input(files).rows()]
+    assert [row["answer"] or None for row in found] == ["Hi.", None, "Hi."]
+    assert [bool(row["error"]) for row in found] == [False, True, False]
+    assert "poison_row" in str(found[1]["error"])
+    assert (str(found[0]["original_answer"]), found[0]["original_error"], found[1]["line"]) == (
+        "1",
+        "mine",
+        "no json",
+    )
+    names = {name for row in found for name in row}
+    assert names == {"answer", "error", "original_answer", "original_error", "line"}
+
+
+def test_an_answer_column_has_the_type_of_its_task(tmp_path: Path, rows):
+    written(tmp_path, "in.jsonl", "out.parquet", [failed()] * 3, answer_column="vector", kind="embed")
+    assert pq.read_schema(tmp_path / "out.parquet").field("vector").type == pa.list_(pa.float32())
+
+
+@pytest.mark.parametrize(("name", "lines"), [("error", False), ("", False), ("answer", True)])
+def test_an_answer_column_that_cannot_be_is_refused(tmp_path: Path, rows, name: str, lines: bool):
+    with pytest.raises(ConfigError, match="--answer-column"):
+        written(tmp_path, "in.jsonl", "out.jsonl", [], answer_column=name, is_openai_batch=lines)
+
+
 VALUES = st.one_of(
     st.none(),
     st.booleans(),

@@ -21,7 +21,7 @@ from penstock.errors import BadRequest, ConfigError, Error
 _HELP = """
 Run every row of a file through a model, without losing any.
 
-INPUT is JSON lines, Parquet or CSV, or a file of OpenAI's batch form; a file, a folder or a glob, here or in
+INPUT is JSON, Parquet, CSV or TSV, or a file of OpenAI's batch form; a file, a folder or a glob, here or in
 a bucket. Rows hold the fields of a request (`messages`, `prompt`, `max_tokens`, ...), or any columns of which
 --prompt makes one. Options that are not listed go to the engine under the names of `vllm serve`.
 
@@ -84,6 +84,7 @@ def run(
     max_tokens: options.MaxTokens = None,
     param: options.Param = None,
     input_form: options.InputForm = None,
+    answer_column: options.AnswerColumn = None,
     limit: options.Limit = None,
     reuse: options.Reuse = "exact",
     reuse_from: options.ReuseFrom = None,
@@ -130,6 +131,7 @@ def run(
                 _command(context),
             ),
             input_form=input_form,
+            answer_column=answer_column,
             kind=task,
             template=prompt,
             system=system,

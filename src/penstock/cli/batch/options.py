@@ -74,8 +74,15 @@ NoChat = Annotated[bool, _row_option("--no-chat", help="Send prompts as they are
 MaxTokens = Annotated[int | None, _row_option(help="Most tokens of an answer.", min=1)]
 Param = Annotated[list[str] | None, _row_option(help="NAME=VALUE to add to every request: `temperature=0`.")]
 InputForm = Annotated[
-    Literal["jsonl", "parquet", "csv"] | None,
+    Literal["jsonl", "parquet", "csv", "tsv"] | None,
     _row_option(help="Format of INPUT.", show_default="by its name"),
+]
+AnswerColumn = Annotated[
+    str | None,
+    _row_option(
+        metavar="NAME",
+        help="Write every row, also failed ones, with its answer in NAME, and `error`; no more.",
+    ),
 ]
 Limit = Annotated[int | None, _row_option(help="Process only the first N rows.", min=1)]
 Reuse = Annotated[

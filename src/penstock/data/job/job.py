@@ -149,7 +149,8 @@ class Job:
 
     def _check_input(self) -> None:
         """Raises: ConfigError when the input changed since its rows were numbered."""
-        check_same(self._manifest.source, find_job_input(self.spec))
+        before = self._manifest.source
+        check_same(before, before.now() if before.is_local else find_job_input(self.spec))
 
     async def _run_rows(self, lock: JobLock, other: Index | None) -> str:
         """FINISHED, or the reason of the stop. other: the index whose answers are reused."""
@@ -239,5 +240,4 @@ def _reused_index(spec: JobSpec, spool: Path) -> Index | None:
 
 def _total(source: InputFiles) -> int | None:
     """Rows of the input, if they are cheap to count: local files, or Parquet."""
-    local = all(part.path.is_local for part in source.parts)
-    return source.count() if local or source.format == "parquet" else None
+    return source.count() if source.is_local or source.format == "parquet" else None

@@ -6,6 +6,7 @@ moment, gives the same files. Used by the job when every row is completed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -14,11 +15,11 @@ import msgspec
 
 from penstock.data.job.spec import JobSpec
 from penstock.data.journal.index import Index
-from penstock.data.results.columns import ERROR, result_columns, result_schema
+from penstock.data.results.columns import ANSWERS, ERROR, result_columns, result_schema
 from penstock.data.results.merge import merge, rename_own
 from penstock.data.results.outcome import Failure, Outcome
 from penstock.data.storage.paths import StoragePath, atomic_write, unfinished_files
-from penstock.data.storage.readers import EXTENSIONS, FileFormat, InputRow, format_of
+from penstock.data.storage.readers import COMPRESSIONS, EXTENSIONS, FileFormat, InputRow, format_of
 from penstock.data.storage.source import InputFiles
 from penstock.data.storage.writers import WRITERS, OutputRow, TypeMismatch, with_json_columns
 from penstock.errors import ConfigError, Error
@@ -37,7 +38,10 @@ class OutputWriter:
         self._spec, self._source, self._task = spec, source, spec.task()
         self._format: FileFormat = output_format(spec, source.format)
         self._writer = WRITERS[self._format]
-        self._result_types: dict[str, Any] = {field.name: field.type for field in result_schema(self._task)}
+        types: dict[str, Any] = {field.name: field.type for field in result_schema(self._task)}
+        if (name := spec.answer_column) is not None:
+            types = {name: types[ANSWERS[spec.kind]], "error": ERROR}
+        self._result_types = types
 
     def write(self, index: Index) -> list[str]:
         """The files, all complete. May be called again. Blocks.
@@ -58,18 +62,18 @@ class OutputWriter:
         if not self._spec.is_openai_batch:
             make_row = self._result_row
             known = {**self._known(self._result_types), **self._result_types}
-        to, folder = self._spec.output_path, self._spec.is_folder
-        return self._write(to, index, ("ok", "skipped"), make_row, known, folder)
+        states = ("ok", "skipped") if self._spec.answer_column is None else ("ok", "skipped", "failed")
+        return self._write(self._spec.output_path, index, states, make_row, known, self._spec.is_folder)
 
     def _write_failed(self, index: Index) -> list[str]:
         failed: list[tuple[StoragePath, MakeRow]] = [
             (failed_path(self._spec, self._format), self._dead_letter)
         ]
         if self._spec.is_openai_batch:
-            failed = [(failed[0][0], _unchanged), (errors_path(self._spec), self._error_line)]
+            failed.append((errors_path(self._spec), self._error_line))
         files: list[str] = []
         for to, make_row in failed:
-            if index.counts()["failed"]:
+            if index.counts()["failed"] and self._spec.answer_column is None:
                 known = {**self._known(("error",)), "error": ERROR}
                 files += self._write(to, index, ("failed",), make_row, known)
             else:
@@ -134,15 +138,18 @@ class OutputWriter:
             )
 
     def _result_row(self, row: InputRow, outcome: Outcome) -> dict[str, Any]:
-        """The user's columns, then the result columns that have a value."""
-        results = result_columns(self._task, outcome).items()
-        own = rename_own(row.fields or {}, self._result_types)
-        return {**own, **{name: value for name, value in results if value is not None}}
+        """The user's columns, then the result columns that have a value; or the answer and the error."""
+        results = result_columns(self._task, outcome)
+        own = rename_own(_own(row), self._result_types)
+        if (name := self._spec.answer_column) is not None:
+            return {**own, name: results[ANSWERS[self._task.kind]], "error": results["error"]}
+        return {**own, **{name: value for name, value in results.items() if value is not None}}
 
     def _dead_letter(self, row: InputRow, outcome: Outcome) -> dict[str, Any]:
-        """The row as it was, so that it can be run again, and why it failed."""
-        own = {"line": row.line.decode(errors="replace")} if row.fields is None else row.fields
-        return merge(own, {"error": _error_dict(outcome.failure)})
+        """The row as it was, so that it can be run again, and why it failed, unless that has its own file."""
+        if self._spec.is_openai_batch:
+            return _own(row)
+        return merge(_own(row), {"error": _error_dict(outcome.failure)})
 
     def _answer_line(self, row: InputRow, outcome: Outcome) -> dict[str, Any]:
         response = {"status_code": 200, "request_id": _id(outcome.body, row), "body": outcome.body}
@@ -164,22 +171,27 @@ class OutputWriter:
                 path.unlink(missing_ok=True)
 
 
-def _unchanged(row: InputRow, outcome: Outcome) -> Mapping[str, Any]:
-    """The OpenAI batch line as it was, so that it can be sent again."""
-    return row.fields or {"line": row.line.decode(errors="replace")}
+def _own(row: InputRow) -> dict[str, Any]:
+    """The user's columns; the line of a row that cannot be read."""
+    return {"line": row.line.decode(errors="replace")} if row.fields is None else row.fields
 
 
 def output_format(spec: JobSpec, source: FileFormat) -> FileFormat:
     """The format of a spec's output. Raises: ConfigError for one that cannot be written."""
     format = format_of(spec.output)
-    if spec.output.lower().endswith(".gz"):
-        raise ConfigError(f"'{spec.output}' cannot be written: outputs are not compressed. Leave out .gz.")
+    if (ending := os.path.splitext(spec.output.lower())[1]) in COMPRESSIONS:
+        raise ConfigError(
+            f"'{spec.output}' cannot be written: outputs are not compressed. Leave out {ending}."
+        )
     if not spec.is_folder and format is None:
         raise ConfigError(
-            f"'{spec.output}' must end with .jsonl, .parquet or .csv, or with / for a folder of parts."
+            f"'{spec.output}' must end with .jsonl, .parquet, .csv or .tsv, or with / for a folder of parts."
         )
     if spec.is_openai_batch and (format or source) != "jsonl":
         raise ConfigError(f"'{spec.output}': answers to OpenAI's batch lines are .jsonl.")
+    if spec.answer_column is not None and (spec.is_openai_batch or spec.answer_column in ("", "error")):
+        why = "has no effect on OpenAI's batch lines" if spec.is_openai_batch else "must be another name"
+        raise ConfigError(f"--answer-column {spec.answer_column!r} {why}.")
     return format or source
 
 

@@ -61,6 +61,7 @@ class JobSpec(
     defaults: request fields for rows that do not set them.
     reuse: which answers also serve identical requests (`is_deterministic`).
     read_files: whether to read files that rows name; False for rows from untrusted sources.
+    answer_column: name of the column for answers; then every row is in the output, and no other result.
     part_rows: input rows per file of an output folder. own_paths: endpoints of the user's server class
     that batch lines may name.
     """
@@ -69,6 +70,7 @@ class JobSpec(
     output: str
     engines: EngineSpec = EngineSpec()
     input_form: str | None = None
+    answer_column: str | None = None
     kind: Kind = "generate"
     is_openai_batch: bool = False
     template: str | None = None

@@ -100,6 +100,15 @@ _BY_KIND: Mapping[Kind, Mapping[str, pa.DataType]] = {
 }
 
 
+ANSWERS: Mapping[Kind, str] = {
+    "generate": "generated_text",
+    "embed": "embeddings",
+    "classify": "label",
+    "score": "score",
+}
+"""The one column that users mean by the answer."""
+
+
 def result_schema(task: Task) -> Any:  # pyarrow has no types
     """A `pyarrow.Schema`: names and types of the result columns, all nullable."""
     return pa.schema({**_BY_KIND[task.kind], **COMMON})

@@ -108,11 +108,20 @@ class InputFiles(msgspec.Struct, frozen=True, rename={"format": "form"}):
 
     def digested(self) -> InputFiles:
         """The same with digests, where its files are on this machine and not too large."""
-        local = all(part.path.is_local for part in self.parts)
-        if not local or sum(part.size_bytes for part in self.parts) > _DIGESTED_BYTES:
+        if not self.is_local or sum(part.size_bytes for part in self.parts) > _DIGESTED_BYTES:
             return self
         parts = [msgspec.structs.replace(part, digest=_digest(part)) for part in self.parts]
         return InputFiles(self.format, tuple(parts))
+
+    @property
+    def is_local(self) -> bool:
+        return all(part.path.is_local for part in self.parts)
+
+    def now(self) -> InputFiles:
+        """The same files as they are now, without those that are gone and without listing a folder."""
+        there = [(part.url, file) for part in self.parts for file in part.path.files(1) if not file.name]
+        parts = tuple(InputFile(url, file.size_bytes, file.version) for url, file in there)
+        return InputFiles(self.format, parts)
 
     def changed(self, now: InputFiles) -> str | None:
         """How `now` differs from this source, as a sentence; None where it does not."""
