@@ -19,7 +19,7 @@ from penstock.data.job.spec import JobSpec
 from penstock.data.journal.index import Index
 from penstock.data.journal.segment import Entry, encode_entry
 from penstock.data.results.outcome import Failure, Outcome
-from penstock.data.storage.paths import storage_path
+from penstock.data.storage.paths import atomic_write, storage_path
 from penstock.data.storage.readers import batched
 from penstock.data.storage.source import find_input
 from penstock.data.storage.writers import OutputRow
@@ -242,13 +242,12 @@ def test_an_input_that_became_shorter_gives_no_output(tmp_path: Path, rows):
 def test_a_folder_is_not_complete_while_its_parts_are_replaced(tmp_path: Path, rows, monkeypatch):
     written(tmp_path, "in.jsonl", "out/", [ok(), failed(), ok()])
     seen = []
-    real = OutputWriter._write_file
 
-    def file(self, to, *rest):
+    def file(to):
         seen.append((to.name, (tmp_path / "out/_SUCCESS").exists()))
-        return real(self, to, *rest)
+        return atomic_write(to)
 
-    monkeypatch.setattr(OutputWriter, "_write_file", file)
+    monkeypatch.setattr("penstock.data.job.output.atomic_write", file)
     written(tmp_path, "in.jsonl", "out/", [ok(), ok(), failed()])
     assert seen == [("part-00000.jsonl", False), ("out.failed.jsonl", True)]
 

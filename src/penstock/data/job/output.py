@@ -103,27 +103,25 @@ class OutputWriter:
 
     def _write_files(self, to: StoragePath, rows: Iterator[OutputRow], schema: Any, folder: bool) -> set[str]:
         """Returns columns whose values do not fit the schema; if there are any, a file is missing."""
-        if not folder:
-            return self._write_file(to, rows, schema)
-        (to / _SUCCESS).remove()
+        if folder:
+            (to / _SUCCESS).remove()
         misfits: set[str] = set()
-        for number, part in groupby(rows, lambda row: row.number // self._spec.part_rows):
-            misfits |= self._write_file(to / f"part-{number:05d}.{self._format}", part, schema)
-        if not misfits:
+        for number, part in groupby(rows, self._part_of) if folder else [(0, rows)]:
+            try:
+                with atomic_write(to / f"part-{number:05d}.{self._format}" if folder else to) as file:
+                    self._writer.write(file, part, schema)
+            except TypeMismatch as mismatch:
+                misfits |= mismatch.names
+        if folder and not misfits:
             (to / _SUCCESS).write(b"")
         return misfits
+
+    def _part_of(self, row: OutputRow) -> int:
+        return row.number // self._spec.part_rows
 
     def _known(self, taken: Iterable[str]) -> dict[str, Any]:
         """Types of the user's columns, with names in `taken` renamed, if input and output have types."""
         return rename_own(self._source.types(), taken) if self._format == "parquet" else {}
-
-    def _write_file(self, to: StoragePath, rows: Iterator[OutputRow], schema: Any) -> set[str]:
-        try:
-            with atomic_write(to) as file:
-                self._writer.write(file, rows, schema)
-        except TypeMismatch as mismatch:
-            return mismatch.names
-        return set()
 
     def _completed(self, index: Index, states: Sequence[str]) -> Iterator[CompletedRow]:
         rows = 0
