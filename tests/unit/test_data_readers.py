@@ -122,6 +122,7 @@ def test_times_that_python_cannot_hold_are_texts(tmp_path: Path):
     table = pa.table(
         {
             "when": pa.array([at, 0, None], pa.timestamp("s")),
+            "later": pa.array([2**62, 0, None], pa.timestamp("us")),
             "deep": pa.array([[{"at": at}], [], None], pa.list_(pa.struct({"at": pa.timestamp("s")}))),
             "exact": pa.array([1_000, 1_001, None], pa.time64("ns")),
         }
@@ -131,9 +132,10 @@ def test_times_that_python_cannot_hold_are_texts(tmp_path: Path):
     assert first["when"] == "10000-01-01T00:00:00.000"
     assert first["deep"] == [{"at": "10000-01-01T00:00:00.000"}]
     assert first["exact"] == datetime.time(0, 0, 0, 1)
+    assert first["later"] == str(2**62)
     assert second["when"] == datetime.datetime(1970, 1, 1)
     assert second["exact"] == "00:00:00.000001001"
-    assert third == {"when": None, "deep": None, "exact": None}
+    assert third == dict.fromkeys(["when", "later", "deep", "exact"])
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])

@@ -17,7 +17,7 @@ from penstock.data.job.spec import JobSpec
 from penstock.data.journal.index import Index
 from penstock.data.results.columns import ANSWERS, ERROR, result_columns, result_schema
 from penstock.data.results.merge import merge, rename_own
-from penstock.data.results.outcome import Failure, Outcome
+from penstock.data.results.outcome import Outcome
 from penstock.data.storage.paths import StoragePath, atomic_write, unfinished_files
 from penstock.data.storage.readers import COMPRESSIONS, EXTENSIONS, FileFormat, InputRow, format_of
 from penstock.data.storage.source import InputFiles
@@ -147,7 +147,7 @@ class OutputWriter:
         """The row as it was, so that it can be run again, and why it failed, unless that has its own file."""
         if self._spec.is_openai_batch:
             return _own(row)
-        return merge(_own(row), {"error": _error_dict(outcome.failure)})
+        return merge(_own(row), {"error": msgspec.to_builtins(outcome.failure)})
 
     def _answer_line(self, row: InputRow, outcome: Outcome) -> dict[str, Any]:
         response = {"status_code": 200, "request_id": _id(outcome.body, row), "body": outcome.body}
@@ -232,7 +232,3 @@ def _id(body: msgspec.Raw | None, row: InputRow) -> str:
     except msgspec.ValidationError:
         found = None
     return found or f"req_{row.number}"
-
-
-def _error_dict(failure: Failure | None) -> dict[str, Any]:
-    return msgspec.to_builtins(failure) if failure is not None else {}

@@ -63,7 +63,8 @@ class TimeText(str):
     scalar: Any
 
     def __new__(cls, scalar: Any) -> TimeText:
-        text = super().__new__(cls, scalar.cast("string").as_py().replace(" ", "T", 1))
+        shown = scalar.cast("string").as_py()  # of years beyond 32767 only "<value out of range: ...>"
+        text = super().__new__(cls, str(scalar.value) if shown[0] == "<" else shown.replace(" ", "T", 1))
         text.scalar = scalar
         return text
 
@@ -218,6 +219,7 @@ class _ParquetRows:
 
     def __init__(self, batch: Any, where: StoragePath) -> None:
         self._batch, self._where = batch, where
+        self._row_bytes = batch.nbytes // max(1, batch.num_rows)
 
     @cached_property
     def _columns(self) -> dict[str, list[Any]]:
@@ -229,7 +231,7 @@ class _ParquetRows:
 
     def row(self, index: int, number: int) -> InputRow:
         fields = {name: values[index] for name, values in self._columns.items()}
-        return InputRow(number, fields, self._batch.nbytes // self._batch.num_rows)
+        return InputRow(number, fields, self._row_bytes)
 
 
 _ROUNDED = "time64[ns]"

@@ -148,8 +148,10 @@ def find_input(inputs: Sequence[str], format_name: str | None = None) -> InputFi
         for path, file in expand_glob(pattern):
             parts[path.url] = InputFile(path.url, file.size_bytes, file.version)
             _PATHS[path.url] = path
+    if format_name is not None and format_name not in get_args(FileFormat):
+        raise ConfigError(f"{format_name!r} is not a file format; use {', '.join(get_args(FileFormat))}.")
     if format_name is not None:
-        return InputFiles(_format(format_name), tuple(parts.values()))
+        return InputFiles(cast(FileFormat, format_name), tuple(parts.values()))
     formats: set[FileFormat | None] = {format_of(url) for url in parts}
     if len(formats) > 1:
         raise ConfigError(
@@ -163,12 +165,6 @@ def find_input(inputs: Sequence[str], format_name: str | None = None) -> InputFi
             f"({', '.join(EXTENSIONS)}); name the format with --input-form."
         )
     return InputFiles(only, tuple(parts.values()))
-
-
-def _format(name: str) -> FileFormat:
-    if name not in EXTENSIONS.values():
-        raise ConfigError(f"{name!r} is not a file format; use {', '.join(get_args(FileFormat))}.")
-    return cast(FileFormat, name)
 
 
 def expand_glob(pattern: str | os.PathLike[str]) -> list[tuple[StoragePath, File]]:
