@@ -16,6 +16,9 @@ from penstock.serve import LLMServer, build_openai_app
 
 pytestmark = pytest.mark.parity("S9")
 
+WEIGHTS = b"\x02\0\0\0\0\0\0\0{}"
+"""A safetensors file without a tensor."""
+
 
 class Recording(CallbackBase):
     """Notes its steps, and the phases of the start between them."""
@@ -71,7 +74,7 @@ def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
-    (tmp_path / "model" / "model.safetensors").write_text("weights")
+    (tmp_path / "model" / "model.safetensors").write_bytes(WEIGHTS)
     return tmp_path / "model"
 
 
@@ -98,7 +101,7 @@ async def test_steps_run_before_the_engine_in_their_order(seen: list[str]):
 async def test_the_download_stands_between_the_steps(seen: list[str], folder: Path):
     ready = await prepared(config(Recording, f"local://{folder}"), seen.append)
     assert seen == ["before m", "before download", "download", "after"]
-    assert (Path(ready.model_source) / "model.safetensors").read_text() == "weights"
+    assert (Path(ready.model_source) / "model.safetensors").read_bytes() == WEIGHTS
 
 
 async def test_a_step_can_choose_source_and_files(folder: Path):

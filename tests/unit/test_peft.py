@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.engines import peft
+from penstock.engines.weights import Broken
 
 pytestmark = pytest.mark.parity("S21", "X14")
 
@@ -42,7 +43,7 @@ def change(layer: str, out: int = 16, into: int = 8, rank: int = 4) -> Shapes:
 def fault(folder: Path, base: Shapes = BASE) -> str | None:
     try:
         peft.check(folder, max_rank=8, base=base)
-    except peft.Broken as broken:
+    except Broken as broken:
         return str(broken)
     return None
 

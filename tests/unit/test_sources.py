@@ -228,6 +228,7 @@ def test_weights_come_in_one_format():
         "pytorch_model.bin",
         "tf_model.h5",
         "onnx/model.onnx",
+        "._model.safetensors",
         "t.json",
     ]
     assert sources.model_files(names) == ["config.json", "model.safetensors", "t.json"]

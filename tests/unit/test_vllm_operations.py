@@ -91,7 +91,7 @@ def with_adapters(
         lora_id_counter=SimpleNamespace(inc=lambda _: next(ids)),
     )
     monkeypatch.setattr(peft, "check", lambda *args: None)
-    monkeypatch.setattr(adapters.peft, "shapes", lambda file: {})
+    monkeypatch.setattr(adapters.weights, "shapes", lambda file: {})
     llm.model_config.quantization = None
     return LoadedAdapters(llm, asleep, "m", [], models)
 

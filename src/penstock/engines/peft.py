@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from penstock.engine import plain_name
+from penstock.engines.weights import Broken, Shapes, shapes
 from penstock.errors import AdapterBroken
 
 CONFIG = "adapter_config.json"
@@ -20,14 +21,7 @@ WEIGHTS = "adapter_model.safetensors"
 _PICKLED = ("adapter_model.bin", "adapter_model.pt")
 """Left to the engine: their shapes are not cheap to read."""
 
-_HEADER_LIMIT_BYTES = 100 << 20
 _LORA = re.compile(r"^(?:base_model\.model\.)?(.+)\.lora_([AB])\.weight$")
-
-Shapes = Mapping[str, tuple[int, ...]]
-
-
-class Broken(ValueError):
-    """What is wrong with an adapter, as the end of a sentence about it."""
 
 
 def refusal(name: str, why: str) -> AdapterBroken:
@@ -69,34 +63,6 @@ def check(folder: Path, max_rank: int, base: Shapes) -> None:
         _check_tensors(_lora(shapes(folder / WEIGHTS)), config, base)
     elif not any((folder / name).is_file() for name in _PICKLED):
         raise Broken(f"it has no {WEIGHTS}")
-
-
-def shapes_in(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Tensors of all safetensors files of a folder by name. Raises: as `shapes`."""
-    return {name: shape for file in folder.glob("*.safetensors") for name, shape in shapes(file).items()}
-
-
-def shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Tensors of a safetensors file by name. Raises: Broken when it is none, truncated or unreadable."""
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if length > min(size, _HEADER_LIMIT_BYTES):
-                raise Broken(f"its {file.name} is no safetensors file, or is cut off")
-            header = stream.read(length)
-    except OSError as error:
-        raise Broken(f"its {file.name} cannot be read ({error.strerror})") from error
-    try:
-        entries: dict[str, Any] = json.loads(header)
-        tensors = {name: entry for name, entry in entries.items() if name != "__metadata__"}
-        end = max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
-        found = {name: tuple(entry["shape"]) for name, entry in tensors.items()}
-    except (ValueError, RecursionError, AttributeError, KeyError, TypeError, IndexError) as error:
-        raise Broken(f"its {file.name} is no safetensors file") from error
-    if size < 8 + length + end:
-        raise Broken(f"its {file.name} is cut off: {size} bytes of {8 + length + end} are there")
-    return found
 
 
 def _rank(config: Mapping[str, Any]) -> int:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock import sources
-from penstock.engines import callback
+from penstock.engines import callback, weights
 from penstock.errors import DownloadFailed, EngineStartFailed, SourceNotFound
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ _REPORT_S = 5.0
 async def prepared(config: LLMConfig, progress: Progress, *, fetch: bool = True) -> LLMConfig:
     """The config with folders on this node; at once when there is nothing to do.
 
-    Raises: EngineStartFailed with what could not be fetched, or which callback failed, and why.
+    Raises: EngineStartFailed with what could not be fetched, which file is broken, or which callback failed,
+    and why.
     """
     steps = callback.made(config)
     await callback.call(steps, config, callback.BEFORE_INIT)
@@ -35,7 +37,19 @@ async def prepared(config: LLMConfig, progress: Progress, *, fetch: bool = True)
         files = steps.ctx.model_files if steps else None
         config = await _fetched(config, files or sources.model_files, progress)
     await callback.call(steps, config, callback.AFTER_INIT)
+    if fetch:
+        await asyncio.to_thread(_check, config)
     return config
+
+
+def _check(config: LLMConfig) -> None:
+    folder = Path(config.model_source).expanduser()
+    if config.engine_kwargs.get("load_format") == "dummy" or not folder.exists():
+        return
+    try:
+        weights.check(folder)
+    except weights.Broken as error:
+        raise EngineStartFailed(f"Model '{config.model_id}' in {folder} cannot start: {error}.") from error
 
 
 async def _fetched(config: LLMConfig, files: sources.Only, progress: Progress) -> LLMConfig:

@@ -29,7 +29,8 @@ _OWN_WAYS = {"download_dir", "hf_token", "ignore_patterns"}
 
 _NEVER = (
     "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.tflite", "*.ot", "*.mlmodel", "*.mlpackage/*", "*.ckpt",
-    "onnx/*", "openvino*", "coreml/*", "runs/*", ".git*", ".cache/*", "optimizer.*", "training_args.bin",
+    "onnx/*", "openvino*", "coreml/*", "runs/*", ".git*", ".cache/*", "._*", "optimizer.*",
+    "training_args.bin",
 )  # fmt: skip
 _PICKLED = ("pytorch_model*.bin", "model*.bin", "*.pt", "*.pth", "original/*")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")

@@ -35,6 +35,7 @@ from penstock.engines.process.readiness import NotReady
 from penstock.engines.process.relay import ModelNames, Relay
 from penstock.engines.process.wire import BROKEN, Wire
 from penstock.engines.watchdog import STUCK_S, Watchdog
+from penstock.engines.weights import Broken
 from penstock.errors import (
     BadRequest,
     EngineDead,
@@ -149,7 +150,7 @@ class ProcessEngine(EngineControl):
             return
         try:
             await asyncio.to_thread(peft.check, path, sys.maxsize, {})
-        except peft.Broken as error:
+        except Broken as error:
             raise peft.refusal(name, str(error)) from error
         async with self.at_work() as wire:
             await self._load(wire, name, path)

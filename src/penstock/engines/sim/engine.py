@@ -24,6 +24,7 @@ from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.prompt import Tokens, each, read_prompt
 from penstock.engines.sim.reply import POOLED, PlannedReply, plan
 from penstock.engines.sim.scheduler import Clock, Counts, Scheduler
+from penstock.engines.weights import Broken
 from penstock.errors import (
     BadRequest,
     EngineDead,
@@ -139,7 +140,7 @@ class SimEngine(EngineControl):
         """Accepts any folder with an `adapter_config.json`."""
         try:
             await asyncio.to_thread(peft.declared, path)
-        except peft.Broken as error:
+        except Broken as error:
             raise peft.refusal(name, str(error)) from error
         await asyncio.sleep(self.options.adapter_load_s)
         self._adapters.add(name)

@@ -19,7 +19,7 @@ from vllm.exceptions import VLLMNotFoundError
 from vllm.lora.request import LoRARequest
 
 from penstock.engine import plain_name
-from penstock.engines import peft
+from penstock.engines import peft, weights
 from penstock.engines.vllm import errors
 from penstock.engines.vllm.frontend.timing import TimedLLM
 from penstock.errors import AdapterBroken, EngineDead, Error, ModelNotFound, Unsupported
@@ -114,7 +114,7 @@ class LoadedAdapters:
             return
         try:
             await asyncio.to_thread(self._check, path, self._config.max_lora_rank)
-        except peft.Broken as error:
+        except weights.Broken as error:
             raise peft.refusal(name, str(error)) from error
         async with self._llm.turn:
             if name not in self._loaded:
@@ -170,8 +170,8 @@ class LoadedAdapters:
         if self._llm.model_config.quantization is not None:
             return {}
         try:
-            return peft.shapes_in(Path(self._llm.model_config.model))
-        except peft.Broken:
+            return weights.shapes_in(Path(self._llm.model_config.model))
+        except weights.Broken:
             log.warning("The model's files cannot be read: adapters are not compared with it.")
             return {}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engine_control import DEFAULT_WEIGHTS, PARTS, EngineControl, PauseMode
-from penstock.engines import peft
+from penstock.engines import weights
 from penstock.engines.vllm import errors
 from penstock.engines.vllm.adapters import LoadedAdapters
 from penstock.engines.vllm.core import failure_reason
@@ -331,8 +331,8 @@ def _check_weights(source: Path, current: Path) -> None:
             f"There are no weights in {source}: no folder with .safetensors files.", param="source"
         )
     try:
-        found, wanted = peft.shapes_in(source), peft.shapes_in(current)
-    except peft.Broken as error:
+        found, wanted = weights.shapes_in(source), weights.shapes_in(current)
+    except weights.Broken as error:
         raise BadRequest(f"The weights in {source} cannot be read: {error}.", param="source") from error
     for name, shape in wanted.items():
         if found.get(name) != shape:
