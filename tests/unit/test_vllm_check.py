@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -118,3 +119,16 @@ def test_asking_does_not_import_vllm():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == ""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="only Triton reports what was not freed")
+def test_a_program_that_imported_vllm_ends_without_a_report_of_leaks():
+    code = (
+        "from penstock.engines.vllm.core.imports import uncollected\n"
+        "with uncollected():\n"
+        "    import triton._C.libtriton"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stderr == ""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 from collections.abc import Generator
 from contextlib import contextmanager
+
+# The last collection spares frozen objects, and nanobind, which binds Triton, then lists them as leaked.
+atexit.register(gc.unfreeze)
 
 
 @contextmanager
