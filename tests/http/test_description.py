@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import httpx
+import jsonschema
 import pytest
-from served import Served
+from jobs_served import JobsServed, line, lines
+from served import Served, sim_config
+from test_files_forwarded import in_front
 
 from penstock import __version__
 from penstock.asgi import Receive, Scope, Send
@@ -147,3 +151,78 @@ async def test_the_page_names_no_host(served: Served):
     assert "connect-src 'self'" in page.headers["content-security-policy"]
     assert "//" not in re.sub(r"^ *// .*$", "", page.text, flags=re.MULTILINE)
     assert '"openapi.json"' in page.text
+
+
+def body_of(found: dict[str, Any], path: str) -> dict[str, Any]:
+    """The schema of the request's body, complete in itself."""
+    (content,) = found["paths"][path]["post"]["requestBody"]["content"].values()
+    return content["schema"] | {"components": found["components"]}
+
+
+def is_described(found: dict[str, Any], path: str, answer: httpx.Response) -> bool:
+    """Whether an answer is as the description says. Raises: ValidationError."""
+    operation = found["paths"][path][answer.request.method.lower()]
+    said = operation["responses"]["200" if answer.is_success else "default"]
+    schema = said["content"]["application/json"]["schema"] | {"components": found["components"]}
+    jsonschema.validate(answer.json(), schema, jsonschema.Draft202012Validator)
+    return schema.keys() > {"components"}
+
+
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+async def test_answers_are_as_they_are_described(served: Served, jobs: JobsServed):
+    await in_front(served, jobs)
+    await served.replica("m")
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 3, "logprobs": True},
+        "/v1/completions": {"prompt": "Hello", "max_tokens": 3},
+        "/v1/embeddings": {"input": ["Hello", "you"]},
+    }
+    found = await described(served)
+    async with served.http() as http:
+        for path, body in bodies.items():
+            for one in (body, {**body, "model": "other"}):
+                jsonschema.validate(body, body_of(found, path), jsonschema.Draft202012Validator)
+                assert is_described(found, path, await http.post(path, json=one)), path
+        form = {"files": {"file": lines([line("a")])}, "data": {"purpose": "batch"}}
+        file = await http.post("/v1/files", **form)
+        assert is_described(found, "/v1/files", file)
+        asked = {"input_file_id": file.json()["id"], "endpoint": "/v1/embeddings", "completion_window": "24h"}
+        jsonschema.validate(asked, body_of(found, "/v1/batches"), jsonschema.Draft202012Validator)
+        batch = await http.post("/v1/batches", json=asked)
+        assert is_described(found, "/v1/batches", batch)
+        ids = {
+            "/v1/models/{id}": "m",
+            "/v1/files/{id}": file.json()["id"],
+            "/v1/batches/{id}": batch.json()["id"],
+        }
+        for path, name in ids.items():
+            assert is_described(found, path, await http.get(path.replace("{id}", name))), path
+        for path in ("/v1/models", "/v1/files", "/v1/batches"):
+            assert is_described(found, path, await http.get(path)), path
+        cancelled = await http.post(f"/v1/batches/{batch.json()['id']}/cancel")
+        assert is_described(found, "/v1/batches/{id}/cancel", cancelled)
+
+
+async def test_the_model_is_required_and_one_of_those_served_where_none_is_the_default(served: Served):
+    lora = {"dynamic_lora_loading_path": "/adapters", "max_num_adapters_per_replica": 2}
+    await served.gateway(
+        ServedModel.of(sim_config("a", aliases=["latest"])), ServedModel.of(sim_config("b", lora=lora))
+    )
+    for model in ("a", "b"):
+        await served.replica(model)
+    schema = body_of(await described(served), "/v1/chat/completions")
+
+    def fits(**model: str) -> bool:
+        return jsonschema.Draft202012Validator(schema).is_valid({"messages": MESSAGES, **model})
+
+    assert [fits(model=name) for name in ("a", "latest", "b", "b:mine")] == [True] * 4
+    assert [fits(), fits(model="c"), fits(model=""), fits(model="a:mine")] == [False] * 4
+
+
+async def test_the_only_model_need_not_be_named(served: Served):
+    await served.gateway("a")
+    await served.replica("a")
+    schema = body_of(await described(served), "/v1/chat/completions")
+    assert jsonschema.Draft202012Validator(schema).is_valid({"messages": MESSAGES})

@@ -27,22 +27,22 @@ _MOST_LISTED, _LISTED = 100, 20
 _METADATA, _KEY_CHARS, _VALUE_CHARS = 16, 64, 512
 
 
-class _Expiry(msgspec.Struct, forbid_unknown_fields=True):
+class Expiry(msgspec.Struct, forbid_unknown_fields=True):
     anchor: str
     seconds: int
 
 
-class _Create(msgspec.Struct, forbid_unknown_fields=True):
+class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a request for a batch."""
 
     input_file_id: str
     endpoint: str
     completion_window: str
     metadata: dict[str, str] | None = None
-    output_expires_after: _Expiry | None = None
+    output_expires_after: Expiry | None = None
 
 
-_parsed = msgspec.json.Decoder(_Create).decode
+_parsed = msgspec.json.Decoder(BatchRequest).decode
 
 
 class BatchStore:
@@ -179,7 +179,7 @@ class BatchStore:
                 await asyncio.to_thread(self._storage.remove_tree, f"{FOLDER}/{record.id}")
 
 
-def _read(content: bytes, endpoints: Collection[str]) -> _Create:
+def _read(content: bytes, endpoints: Collection[str]) -> BatchRequest:
     """Raises: BadRequest."""
     try:
         asked = _parsed(content)

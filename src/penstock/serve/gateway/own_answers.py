@@ -89,7 +89,9 @@ class OwnAnswers:
         whole = await asyncio.to_thread(  # it has thousands of parts
             openapi.document,
             [
-                openapi.Described(model.id, said, model.paths)
+                openapi.Described(
+                    model.id, said, model.paths, (model.id, *model.aliases), bool(model.adapter_slots)
+                )
                 for model, said in zip(models, found, strict=True)
             ],
             [
@@ -100,6 +102,7 @@ class OwnAnswers:
             root=request.root,
             keyed=self._keyed,
             administered=self._administered,
+            has_default=self._catalogue.default is not None,
         )
         await reply.whole(200, JSON, msgspec.json.encode(whole))
 

@@ -17,9 +17,9 @@ from penstock import __version__
 from penstock.layers import generation
 from penstock.openai.errors import Envelope
 from penstock.serve.control import operations
+from penstock.serve.gateway.description.answers import BATCH_SCHEMAS, BODIES, REFERENCE, STREAMED, answers
 from penstock.serve.gateway.description.engine_documents import Document
 
-_REFERENCE = "#/components/schemas/"
 _PARAMETER = re.compile(r"\{[^}]*\}")
 _GENERATES = "/v1/completions"
 
@@ -51,12 +51,14 @@ _KINDS = dict.fromkeys(("/livez", "/-/healthz", "/metrics"), "text/plain") | {
 
 class Described(NamedTuple):
     """A model. document: its engine's own description; None when it has none now. own_paths: endpoints of
-    its server class.
+    its server class. names: that requests may give, each with `:adapter` behind it if it has `adapters`.
     """
 
     id: str
     document: Document | None
     own_paths: Sequence[str]
+    names: Sequence[str]
+    adapters: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +72,18 @@ class Endpoint:
 
 
 def document(
-    models: Sequence[Described], endpoints: Sequence[Endpoint], *, root: str, keyed: bool, administered: bool
+    models: Sequence[Described],
+    endpoints: Sequence[Endpoint],
+    *,
+    root: str,
+    keyed: bool,
+    administered: bool,
+    has_default: bool,
 ) -> dict[str, Any]:
     """The whole description. root: the path under which clients reach the service.
 
-    keyed, administered: whether there is an API key, and an admin key.
+    keyed, administered: whether there is an API key, and an admin key. has_default: whether requests need not
+    name a model.
     """
     schemas = _Schemas()
     paths: dict[str, dict[str, Any]] = {}
@@ -88,9 +97,11 @@ def document(
         for path, method, operation in _operations(model, passed_on.keys(), schemas):
             known = paths.setdefault(path, {}).setdefault(method, operation)
             known["x-models"].append(model.id)
+    _name_models(paths, {model.id: model for model in models}, schemas, has_default)
     for one in endpoints:
         for method in () if one.by_engine else one.methods:
-            paths.setdefault(one.path, {})[method.lower()] = _own(one)
+            paths.setdefault(one.path, {})[method.lower()] = _own(one, method)
+    _describe_answers(paths, schemas)
     if administered:
         paths |= _administration()
     return {
@@ -119,9 +130,9 @@ def _operations(
     model: Described, passed_on: Set[tuple[str, str]], schemas: _Schemas
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Path, method and operation of each endpoint of a model."""
-    model_id, document, own_paths = model
-    for path in own_paths:
-        yield path, "post", _operation({"summary": f"An endpoint of {model_id}'s own", "requestBody": _BODY})
+    document = model.document
+    for path in model.own_paths:
+        yield path, "post", _operation({"summary": f"An endpoint of {model.id}'s own", "requestBody": _BODY})
     if document is None:
         return
     renamed = schemas.add(document)
@@ -131,6 +142,43 @@ def _operations(
                 yield path, method, _operation(renamed(given))
     if _GENERATES in document.get("paths", {}):
         yield generation.PATH, "post", _generation(schemas)
+
+
+def _name_models(
+    paths: Mapping[str, Mapping[str, Any]],
+    models: Mapping[str, Described],
+    schemas: _Schemas,
+    has_default: bool,
+) -> None:
+    """Says in the bodies of requests to engines which models there are, and that one must be named."""
+    asked: dict[str, dict[str, None]] = {}
+    for operation in (one for methods in paths.values() for one in methods.values()):
+        for name in _references(operation.get("requestBody")):
+            asked.setdefault(name, {}).update(dict.fromkeys(operation["x-models"]))
+    for name, ids in asked.items():
+        schema = schemas.known.get(name, {})
+        if "model" in schema.get("properties", {}):
+            schema["properties"]["model"] = _model_names([models[model_id] for model_id in ids])
+            if not has_default:
+                schema["required"] = [*dict.fromkeys([*schema.get("required", ()), "model"])]
+
+
+def _model_names(models: Sequence[Described]) -> dict[str, Any]:
+    names: dict[str, Any] = {"enum": [name for model in models for name in model.names]}
+    bases = [re.escape(name) for model in models if model.adapters for name in model.names]
+    if bases:
+        names = {"anyOf": [names, {"pattern": f"^({'|'.join(bases)}):."}]}
+    return {"title": "Model", "type": "string", **names}
+
+
+def _describe_answers(paths: Mapping[str, Mapping[str, Any]], schemas: _Schemas) -> None:
+    document, references = answers()
+    renamed = schemas.add(document)
+    for (path, method), reference in references.items():
+        if operation := paths.get(path, {}).get(method):
+            content = {"application/json": {"schema": renamed(reference)}}
+            content |= {"text/event-stream": {}} if path in STREAMED else {}
+            operation["responses"]["200"] = {"description": "The answer", "content": content}
 
 
 _BODY = {"content": {"application/json": {"schema": {"type": "object"}}}}
@@ -148,7 +196,7 @@ def _operation(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _own(endpoint: Endpoint) -> dict[str, Any]:
+def _own(endpoint: Endpoint, method: str) -> dict[str, Any]:
     kind = _KINDS.get(endpoint.path, "application/json")
     names = [name[1:-1] for name in _PARAMETER.findall(endpoint.path)]
     return {
@@ -156,6 +204,7 @@ def _own(endpoint: Endpoint) -> dict[str, Any]:
         "tags": ["Service"],
         **({"parameters": [_in_path(name) for name in names]} if names else {}),
         **({"security": []} if endpoint.public else {}),
+        **({"requestBody": BODIES[endpoint.path]} if method == "POST" and endpoint.path in BODIES else {}),
         "responses": {"200": {"description": "The answer", "content": {kind: {}}}, "default": _ERROR},
     }
 
@@ -178,16 +227,16 @@ def _administration() -> dict[str, Any]:
     }
 
 
-_ENVELOPE = msgspec.json.schema_components([Envelope], ref_template=_REFERENCE + "{name}")[1]
+_ENVELOPE = msgspec.json.schema_components([Envelope], ref_template=REFERENCE + "{name}")[1]
 _ERROR = {
     "description": "An error; on paths of Anthropic's Messages in their form",
-    "content": {"application/json": {"schema": {"$ref": f"{_REFERENCE}Envelope"}}},
+    "content": {"application/json": {"schema": {"$ref": f"{REFERENCE}Envelope"}}},
 }
 
 
 def _generation(schemas: _Schemas) -> dict[str, Any]:
     (schema,), components = msgspec.json.schema_components(
-        [generation.GenerateRequest], ref_template=_REFERENCE + "{name}"
+        [generation.GenerateRequest], ref_template=REFERENCE + "{name}"
     )
     schemas.known |= components
     body = {"content": {"application/json": {"schema": schema}}, "required": True}
@@ -198,7 +247,7 @@ def _generation(schemas: _Schemas) -> dict[str, Any]:
 class _Schemas:
     """Schemas of all engines. Those of one that differ under the same name get a number."""
 
-    known: dict[str, Any] = field(default_factory=lambda: dict(_ENVELOPE))
+    known: dict[str, Any] = field(default_factory=lambda: _ENVELOPE | BATCH_SCHEMAS)
     given: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
 
     def add(self, document: Document) -> Callable[[Any], Any]:
@@ -216,7 +265,7 @@ class _Schemas:
                 entries = cast("dict[str, Any]", value)
                 return {
                     name: inner + suffix
-                    if name == "$ref" and isinstance(inner, str) and inner.startswith(_REFERENCE)
+                    if name == "$ref" and isinstance(inner, str) and inner.startswith(REFERENCE)
                     else renamed(inner)
                     for name, inner in entries.items()
                 }
@@ -240,8 +289,8 @@ class _Schemas:
 def _references(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         for name, inner in cast("dict[str, Any]", value).items():
-            if name == "$ref" and isinstance(inner, str) and inner.startswith(_REFERENCE):
-                yield inner.removeprefix(_REFERENCE)
+            if name == "$ref" and isinstance(inner, str) and inner.startswith(REFERENCE):
+                yield inner.removeprefix(REFERENCE)
             else:
                 yield from _references(inner)
     elif isinstance(value, list):
