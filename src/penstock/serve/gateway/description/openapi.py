@@ -235,12 +235,13 @@ _ERROR = {
 
 
 def _generation(schemas: _Schemas) -> dict[str, Any]:
-    (schema,), components = msgspec.json.schema_components(
-        [generation.GenerateRequest], ref_template=REFERENCE + "{name}"
+    (asked, answer), components = msgspec.json.schema_components(
+        [generation.GenerateRequest, generation.GenerateResponse], ref_template=REFERENCE + "{name}"
     )
     schemas.known |= components
-    body = {"content": {"application/json": {"schema": schema}}, "required": True}
-    return _operation({"summary": "Tokens in, tokens out", "requestBody": body})
+    body = {"content": {"application/json": {"schema": asked}}, "required": True}
+    answers = {"200": {"description": "The answer", "content": {"application/json": {"schema": answer}}}}
+    return _operation({"summary": "Tokens in, tokens out", "requestBody": body, "responses": answers})
 
 
 @dataclass(slots=True)
