@@ -9,6 +9,7 @@ from penstock.engines.process.gauges import Gauges
 from penstock.engines.process.relay import ModelNames
 from penstock.engines.process.wire import Wire
 from penstock.engines.sglang import errors, metrics, parameters, server
+from penstock.engines.sglang.engine import SGLangEngine
 from penstock.engines.sglang.flags import SGLangOptions, as_process, flags
 from penstock.errors import BadRequest
 
@@ -59,6 +60,39 @@ def test_penstocks_interpreter_runs_it_where_none_is_named():
 def test_a_seed_is_kept_where_the_engine_obeys_it_and_all_of_top_k_has_sglangs_number():
     given = {"seed": 7, "top_k": 0, "stop": None}
     assert parameters.in_body(given, frozenset(given), seeds=True) == {"seed": 7, "top_k": -1}
+
+
+def test_a_seed_is_left_out_where_nothing_is_drawn():
+    given = {"seed": 7, "temperature": 0}
+    assert parameters.in_body(given, frozenset(given), seeds=False) == {"temperature": 0}
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"nnodes": 2}, {"dist_init_addr": "a:1"}, {"disaggregation_mode": "prefill"}]
+)
+def test_what_only_vllm_does_is_refused_before_the_start(arguments):
+    (name,) = arguments
+    with pytest.raises(ValueError, match=f"{name}: .* needs the engine 'vllm'"):
+        SGLangOptions.model_validate(arguments)
+    assert SGLangOptions.model_validate({"nnodes": 1, "disaggregation_mode": "null"})
+
+
+async def test_weights_that_come_while_it_sleeps_are_loaded_when_it_wakes(tmp_path):
+    engine = SGLangEngine(LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sglang"))
+    engine._asleep = True
+    await engine.update_weights(tmp_path, "2")
+    assert engine.weights_version() == "2"
+    ((path, value),) = engine._before()
+    assert (path, value["model_path"]) == ("/update_weights_from_disk", str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(BadRequest, match="only a pointer of Git LFS"):
+        await engine.update_weights(tmp_path, "3")
+
+
+def test_what_it_cannot_do_is_said_before_it_starts(caplog):
+    with caplog.at_level("INFO", "penstock.engines.sglang.engine"):
+        SGLangEngine(LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sglang"))
+    assert "without enable_deterministic_inference refuses seeds" in caplog.text
 
 
 def test_a_choice_is_a_regex_of_the_words_themselves():

@@ -17,7 +17,7 @@ import msgspec
 from penstock.config.messages.problems import translated
 from penstock.engine import Progress, plain_name
 from penstock.engine_control import DEFAULT_WEIGHTS, PauseMode
-from penstock.engines import foreign, peft
+from penstock.engines import foreign, peft, weights
 from penstock.engines.edge import Edge
 from penstock.engines.process import completion
 from penstock.engines.process.engine import ProcessEngine
@@ -57,6 +57,10 @@ class SGLangEngine(ProcessEngine):
         self._known: dict[str, frozenset[str]] = {}
         self._paused = False
         self._weights: tuple[Path, str] | None = None
+        log.info(
+            "SGLang has no calls to workers, no partial wake-up and no stored responses, and %s seeds.",
+            "obeys" if self._seeds else "without enable_deterministic_inference refuses",
+        )
 
     def sampling(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         return self.obeyed(completion.PATH, params)
@@ -122,6 +126,8 @@ class SGLangEngine(ProcessEngine):
         if not await asyncio.to_thread(source.is_dir):  # SGLang would look for it on the hub
             raise BadRequest(f"There is no folder {source} with weights.")
         async with self._turn:
+            if self._asleep:
+                return await self._take_when_awake(source, version)
             retracted = mode == "keep" or self._paused
             if retracted:
                 await self._order("/pause_generation", {"mode": "retract"})
@@ -134,6 +140,14 @@ class SGLangEngine(ProcessEngine):
             finally:
                 if retracted and not self._paused:
                     await self._order("/continue_generation", {})
+
+    async def _take_when_awake(self, source: Path, version: str) -> None:
+        """The new process loads them before it answers. Raises: BadRequest for files it could not read."""
+        try:
+            await asyncio.to_thread(weights.check, source)
+        except weights.Broken as error:
+            raise BadRequest(f"The weights cannot be taken: {error}.", param="source") from error
+        self._weights = source, version
 
     def weights_version(self) -> str:
         return self._weights[1] if self._weights else DEFAULT_WEIGHTS
@@ -216,8 +230,8 @@ class SGLangEngine(ProcessEngine):
 
     def _before(self) -> list[tuple[str, Mapping[str, Any]]]:
         """Requests that restore the last process's state in a new one."""
-        weights = [("/update_weights_from_disk", _update(*self._weights, "wait"))] if self._weights else []
-        return [*weights, *([("/pause_generation", {"mode": "in_place"})] if self._paused else [])]
+        loads = [("/update_weights_from_disk", _update(*self._weights, "wait"))] if self._weights else []
+        return [*loads, *([("/pause_generation", {"mode": "in_place"})] if self._paused else [])]
 
     async def _seen(self, wire: Wire) -> Gauges | None:
         return await server.load(wire)

@@ -34,6 +34,14 @@ _REFUSED = frozenset(
 )
 """Set by Penstock, since the server and its replica depend on them; not for users."""
 
+_NEEDS_VLLM = {
+    "nnodes": "an engine on several nodes",
+    "node_rank": "an engine on several nodes",
+    "dist_init_addr": "an engine on several nodes",
+    "disaggregation_mode": "prefill on other replicas",
+}
+"""What replicas that know nothing of each other cannot do."""
+
 _NEGATED = frozenset(
     {"dcp_replicate_q_proj", "dllm_fdfo", "enable_decoder_swa_bounded_replay", "enable_dsa_fused_indexer"}
     | {"enable_fused_qk_norm_rope", "enable_tf32_matmul", "enable_tp_lm_head_all_to_all"}
@@ -63,11 +71,13 @@ class SGLangOptions(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _not_ours(cls, given: Any) -> Any:
-        for name in given if isinstance(given, Mapping) else ():
+        for name, value in given.items() if isinstance(given, Mapping) else ():
             if name in _OURS:
                 raise ValueError(f"{name} is said in {_OURS[name]}.")
             if name in _REFUSED:
                 raise ValueError(f"{name} is Penstock's to choose.")
+            if name in _NEEDS_VLLM and value not in (None, "null", 0, 1):
+                raise ValueError(f"{name}: {_NEEDS_VLLM[name]} needs the engine 'vllm', not 'sglang'.")
         return given
 
     def arguments(self) -> Mapping[str, Any]:

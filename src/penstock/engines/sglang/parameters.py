@@ -61,9 +61,12 @@ def _given(params: Mapping[str, Any], *, seeds: bool) -> dict[str, Any]:
     for name in _COUNTS:
         if name in given and (type(given[name]) is not int or given[name] < 1):
             raise BadRequest(f"{name} must be an integer of at least 1.", param=name)
+    if given.get("temperature") == 0:
+        given.pop("seed", None)  # nothing is drawn
     if "seed" in given and not seeds:
         raise BadRequest(
-            "SGLang obeys a seed only where the engine was started with `enable_deterministic_inference`.",
+            "SGLang obeys a seed only where the engine was started with `enable_deterministic_inference`; "
+            "set that in engine_kwargs, or leave the seed out.",
             param="seed",
         )
     if given.get("top_k") == 0:  # vLLM's "all", as -1
