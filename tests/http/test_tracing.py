@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import subprocess
 import sys
@@ -102,6 +103,41 @@ async def test_a_stream_is_a_span_with_its_parts_below_it(served: Served, collec
     inside = collector.below(collector.named("replica"))
     assert [part.name for part in inside] == ["front", "engine-queue", "prefill"]
     assert collector.services == {"penstock-gateway"}
+
+
+USAGE = ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens")
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True, "stream_options": {"include_usage": True}}])
+async def test_the_span_has_the_usage_that_the_answer_has(
+    served: Served, collector: Collector, more: dict[str, Any]
+):
+    gateway = await served.gateway("m")
+    await served.replica()
+    async with served.http() as http:
+        answer = await http.post("/v1/chat/completions", json=chat(max_tokens=9, **more))
+    await gateway.close()
+    last = answer.text.split("data: ")[-2] if more else answer.text
+    usage = json.loads(last)["usage"]
+    found = said(collector.named("POST /v1/chat/completions"))
+    assert [found[name] for name in USAGE] == [usage["prompt_tokens"], usage["completion_tokens"]]
+
+
+async def test_text_that_looks_like_usage_is_none(served: Served, collector: Collector):
+    text = json.dumps({"completion_tokens": 7})
+    answer = json.dumps({"choices": [{"text": text}], "usage": {"prompt_tokens": 3}}).encode()
+
+    async def engine(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": answer})
+
+    gateway = await served.gateway("m")
+    await served.app(engine, "m")
+    async with served.http() as http:
+        await http.post("/v1/completions", json={"prompt": "x"})
+    await gateway.close()
+    found = said(collector.named("POST /v1/completions"))
+    assert [found.get(name) for name in USAGE] == [3, None]
 
 
 async def test_parts_follow_one_another_within_the_request(served: Served, collector: Collector):

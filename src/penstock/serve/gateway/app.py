@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -237,6 +238,7 @@ class Gateway:
         if self._tracing is not None:
             request.trace = self._tracing.begin(request.traced(route))
             passing = request.trace.passed_on(passing)
+            reply.last = deque(maxlen=3)  # of a stream: its usage, an end of its protocol's, `[DONE]`
         request.timing.begin(timing.RECEIVE)
         content = RequestBody(self._bodies)
         reply.begun = content.drop

@@ -119,7 +119,8 @@ class ClientRequest:
         if self.metrics is not None:
             self._count(self.metrics, status, seconds, reply.streaming)
             if self.trace is not None:
-                self.trace.end(self.metrics.model_id, status, reply.streaming, error)
+                last = b"".join(reply.last or ())
+                self.trace.end(self.metrics.model_id, status, reply.streaming, error, last)
         if error is not None and (reply.broken or error.status >= 500):
             self._log(log, logging.WARNING, status, seconds, error)
         elif access.isEnabledFor(logging.INFO):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable
 
 from penstock.asgi import Send
@@ -46,6 +47,7 @@ class ClientResponse:
         self.has_fallback = False  # another model can answer where this one says that it cannot now
         self.timing = timing
         self.gaps: Buckets | None = None  # counts times between a stream's pieces
+        self.last: deque[bytes] | None = None  # the last pieces, where traces need them
         self.status: int | None = None
         self.streaming = False
         self.broken = False
@@ -76,12 +78,16 @@ class ClientResponse:
         """Sends bytes of the body, of a stream whole events; waits while the client is slow."""
         if more and self.streaming:
             self._count_gap()
+        if self.last is not None:
+            self.last.append(body)
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
     def event_now(self, body: bytes) -> bool:
         """The same through the direct writer, which must exist. False when the client falls behind."""
         assert self.writer is not None
         self._count_gap()
+        if self.last is not None:
+            self.last.append(body)
         return self.writer.chunk(body)
 
     def _count_gap(self) -> None:

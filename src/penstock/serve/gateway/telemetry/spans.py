@@ -8,6 +8,7 @@ exports.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +37,12 @@ _OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
 }
+_USAGE = {
+    "gen_ai.usage.input_tokens": re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d+)'),
+    "gen_ai.usage.output_tokens": re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d+)'),
+}
+"""In the last bytes of an answer. Quotes in generated text are escaped there, so that it cannot match."""
+_USAGE_BYTES = 4096
 
 
 class Tracing:
@@ -112,11 +119,16 @@ class Trace:
         ours = [(name.encode(), value.encode()) for name, value in carried.items()]
         return [field for field in headers if field[0] not in _CONTEXT] + ours
 
-    def end(self, model_id: str, status: str, streamed: bool, error: Error | None) -> None:
-        """Called once, when the request has ended, in whatever way. status: as `metrics` counts it."""
+    def end(self, model_id: str, status: str, streamed: bool, error: Error | None, last: bytes) -> None:
+        """Called once, when the request has ended, in whatever way. status: as `metrics` counts it. last: the
+        end of the answer, which has the usage where the client gets it.
+        """
         ended_at = self._timing.now()
         if self._span.is_recording():
             self._record_outcome(model_id, status, error)
+            for name, pattern in _USAGE.items():
+                if counts := pattern.findall(last[-_USAGE_BYTES:]):
+                    self._span.set_attribute(name, int(counts[-1]))
             if streamed and self._timing.first_byte_s is not None:
                 self._span.set_attribute("gen_ai.response.time_to_first_chunk", self._timing.first_byte_s)
             # The engine reports with its first byte: of a stream, it has decoded nothing by then.
