@@ -13,7 +13,7 @@ from penstock.bench.load.arrivals import Level, arrivals
 from penstock.bench.load.conversations import RequestFormat, RequestWriter, Workload
 from penstock.bench.load.lengths import Length
 from penstock.bench.load.target import Target
-from penstock.bench.load.text import TextSource, TokenScale
+from penstock.bench.load.text import TWICE, TextSource, TokenScale, even_words
 from penstock.bench.load.trace import read_trace
 from penstock.bench.run.settings import BenchOptions, BenchSettings
 from penstock.bench.run.slo import SLO
@@ -89,6 +89,26 @@ def test_ruler_finds_tokens_of_a_word_and_of_the_template() -> None:
     scale = TokenScale.of((32, 32 * 2 + 9), (160, 160 * 2 + 9))
     assert (scale.tokens_per_word, scale.overhead, scale.exact) == (2.0, 9.0, True)
     assert scale.words(100) == 50
+
+
+def tokens(text: str, small: int = 7) -> list[int]:
+    """Of a small vocabulary: words have one to three tokens, every seventh one."""
+    numbers = [int.from_bytes(word.encode()) for word in text.split()]
+    return [number + part for number in numbers for part in range(1 + number % small % 3)]
+
+
+@pytest.mark.parametrize("before", [[], [1]])
+def test_texts_of_even_words_have_the_tokens_asked_for(before: list[int]) -> None:
+    words = even_words(before + tokens(TWICE))
+    assert len(words) > 8
+    text = TextSource("salt", words)
+    assert {len(tokens(text.cut(64, str(i)))) for i in range(50)} == {64}
+    assert len({len(tokens(TextSource("salt").cut(64, str(i)))) for i in range(50)}) > 5
+
+
+@pytest.mark.parametrize("unclear", [[], [1, 2, 3], tokens(TWICE) + [1], list(range(300))])
+def test_tokens_that_show_no_words_give_none(unclear: list[int]) -> None:
+    assert even_words(unclear) == ()
 
 
 def test_every_run_has_new_texts_of_the_same_lengths() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from penstock.bench.load.lengths import Length
-from penstock.bench.load.text import TextSource, TokenScale
+from penstock.bench.load.text import WORDS, TextSource, TokenScale
 from penstock.bench.load.trace import HASH_BLOCK_TOKENS, Arrival
 
 
@@ -73,6 +73,7 @@ class Workload:
     shared_prefix: int = 0
     prefixes: int = 1
     seed: int = 0
+    words: tuple[str, ...] = WORDS
     scale: TokenScale = field(default_factory=TokenScale)
     bodies: tuple[bytes, ...] = ()
     trace: tuple[Arrival, ...] = ()
@@ -84,7 +85,7 @@ class RequestWriter:
     def __init__(self, work: Workload) -> None:
         self._work = work
         self._form = work.form
-        self._text = TextSource(work.salt)
+        self._text = TextSource(work.salt, work.words)
 
     def conversation(self, index: int, level: int = 0) -> Conversation:
         """Number `index` of a level: lengths are the same in every level, texts are not."""

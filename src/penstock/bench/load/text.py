@@ -1,11 +1,12 @@
 """Text of a wanted number of tokens, without the model's tokenizer.
 
-Short common words are one token in nearly every vocabulary. How many tokens a word really is, and how many
-the chat template adds, `probe` learns from the service's own count.
+Short common words are one token in nearly every vocabulary. `probe` learns from the service which of them
+have the same number of tokens, which number that is, and how many tokens the chat template adds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -16,7 +17,9 @@ bed big bit box bus buy car cat cup cut dog dry due eat egg end eye far few fit 
 hot ice job key kid law lay led leg lie lot low map may met mix net nor odd off oil own pay per pop raw
 red rid row run sad sat sea set sir sit six sky son sun tax tea ten tie tip top try wet win won yes yet
 """
-WORDS = _COMMON.split()
+WORDS = tuple(_COMMON.split())
+TWICE = "".join(f" {word} {word}" for word in WORDS)
+_FEWEST_WORDS = 8
 _WIDTH = 4  # of every word, with the space before it
 _TAPE_WORDS = 1 << 17
 _NEW_WORDS = 12
@@ -45,17 +48,39 @@ class TokenScale:
         return max(1, round(tokens / self.tokens_per_word))
 
 
+def even_words(tokens: Sequence[int]) -> tuple[str, ...]:
+    """Words with the same number of tokens, the smallest that enough words have.
+
+    None where the tokens do not show where a word ends.
+    tokens: of `TWICE`, with at most one more before them.
+    """
+    return _even_words(tokens) or _even_words(tokens[1:])
+
+
+def _even_words(tokens: Sequence[int]) -> tuple[str, ...]:
+    by_size: dict[int, list[str]] = {}
+    for word in WORDS:
+        sizes = range(1, min(_WIDTH, len(tokens) // 2) + 1)
+        size = next((n for n in sizes if tokens[:n] == tokens[n : 2 * n]), None)
+        if size is None:
+            return ()
+        by_size.setdefault(size, []).append(word)
+        tokens = tokens[2 * size :]
+    enough = (tuple(words) for _, words in sorted(by_size.items()) if len(words) >= _FEWEST_WORDS)
+    return () if tokens else next(enough, ())
+
+
 class TextSource:
     """Much text, of which pieces are cut. Texts that begin anew share no prefix, so no cache helps them."""
 
-    def __init__(self, salt: str) -> None:
-        self._text = "".join(f" {word}" for word in Random(f"tape {salt}").choices(WORDS, k=_TAPE_WORDS))
-        self._salt = salt
+    def __init__(self, salt: str, words: Sequence[str] = WORDS) -> None:
+        self._text = "".join(f" {word}" for word in Random(f"tape {salt}").choices(words, k=_TAPE_WORDS))
+        self._salt, self._words = salt, words
 
     def cut(self, words: int, name: str) -> str:
         """`words` words; the same for the same name, and another beginning for every other name."""
         random = Random(f"{name} {self._salt}")
-        new = "".join(f" {word}" for word in random.choices(WORDS, k=min(words, _NEW_WORDS)))
+        new = "".join(f" {word}" for word in random.choices(self._words, k=min(words, _NEW_WORDS)))
         rest = words - _NEW_WORDS
         if rest <= 0:
             return new

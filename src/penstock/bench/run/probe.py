@@ -15,7 +15,7 @@ from penstock.bench.load.client import Client, NotHTTP, Unreachable
 from penstock.bench.load.conversations import RequestFormat, Workload
 from penstock.bench.load.stream import Stream, message
 from penstock.bench.load.target import Target
-from penstock.bench.load.text import TextSource, TokenScale
+from penstock.bench.load.text import TWICE, TextSource, TokenScale, even_words
 from penstock.bench.run.settings import BenchSettings
 from penstock.errors import ConfigError, Error, ModelNotFound, Unauthorized, Unavailable
 
@@ -32,6 +32,10 @@ class _Card(msgspec.Struct):
 
 class _Cards(msgspec.Struct):
     data: list[_Card]
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +102,39 @@ async def _models(client: Client, target: Target, *, needed: bool) -> Sequence[_
 
 async def _tried(client: Client, target: Target, work: Workload, notes: list[str]) -> Found:
     """The work in the richest wording that the service takes, and with its own measure of a word."""
-    first, work = await _first_answer(client, target, work, notes)
-    if not work.bodies and first is not None:
-        second, _ = await _ask(client, target, work, _TRIAL_WORDS[1])
-        counted = second.usage.prompt_tokens if second.usage else None
-        if counted is not None:
-            work = replace(work, scale=TokenScale.of((_TRIAL_WORDS[0], first), (_TRIAL_WORDS[1], counted)))
-    if not work.bodies and not work.scale.exact:
+    counts, work = await _first_answer(client, target, work, notes)
+    if work.bodies:
+        return Found(work, tuple(notes))
+    if counts:
+        even = await _even_words(client, target, work.form.model)
+        work = replace(work, words=even or work.words)
+        trials = [(words, (await _ask(client, target, work, words))[0].usage) for words in _TRIAL_WORDS]
+        short, long = ((words, usage.prompt_tokens or 0 if usage else 0) for words, usage in trials)
+        work = replace(work, scale=TokenScale.of(short, long))
+        if not even:
+            notes.append("The service does not tokenize: a prompt has the tokens asked for on average only.")
+    if not work.scale.exact:
         notes.append(
             "The service does not count prompt tokens: a word is taken for one, so lengths are rough."
         )
     return Found(work, tuple(notes))
 
 
+async def _even_words(client: Client, target: Target, model: str) -> tuple[str, ...]:
+    """Words with the same number of tokens. None where the service does not tokenize as vLLM does."""
+    answer, root = Stream(), replace(target, prefix=target.prefix.removesuffix("/v1"))
+    asked = {"model": model, "prompt": TWICE, "add_special_tokens": False}
+    try:
+        await client.ask(root.head("POST", "/tokenize"), msgspec.json.encode(asked), answer)
+        return even_words(msgspec.json.decode(answer.body, type=_Tokens).tokens)
+    except (ConnectionError, msgspec.DecodeError, UnicodeDecodeError):
+        return ()
+
+
 async def _first_answer(
     client: Client, target: Target, work: Workload, notes: list[str]
-) -> tuple[int | None, Workload]:
-    """Prompt tokens of a good answer, as the service counts, and the work in the wording that got it."""
+) -> tuple[bool, Workload]:
+    """Whether the service counts prompt tokens, and the work in the wording that got a good answer."""
     refused = ""
     for form in _wordings(work.form):
         stream, error = await _ask(client, target, replace(work, form=form), _TRIAL_WORDS[0])
@@ -123,8 +143,8 @@ async def _first_answer(
                 notes.append("The service does not know ignore_eos: answers may be shorter than asked.")
             if stream.usage is None:
                 notes.append("The service gives no usage: events are counted instead of tokens.")
-            counted = stream.usage.prompt_tokens if stream.usage else None
-            return counted, replace(work, form=form)
+            counts = stream.usage is not None and stream.usage.prompt_tokens is not None
+            return counts, replace(work, form=form)
         refused = refused or (f"{error}: {stream.detail}" if stream.detail else error)
         if stream.status in _LOCKED:
             raise _unauthorized(stream.status, stream.detail)
@@ -147,7 +167,7 @@ def _wordings(form: RequestFormat) -> list[RequestFormat]:
 
 
 async def _ask(client: Client, target: Target, work: Workload, words: int) -> tuple[Stream, str]:
-    text = TextSource(f"trial {work.salt}").cut(words, str(words))
+    text = TextSource(f"trial {work.salt}", work.words).cut(words, str(words))
     # The last body: it is asked latest, and a cache may hold it from now on.
     asked = msgspec.json.decode(work.bodies[-1], type=dict) if work.bodies else work.form.asked(text)
     stream = Stream()
