@@ -20,7 +20,7 @@ from penstock import asgi
 from penstock.asgi import Receive, Scope, Send
 from penstock.engine import Delta, Engine
 from penstock.engines.sim import metrics, prompt, tokenizer, vectors, wire
-from penstock.engines.sim.events import Choices, Said, SimOutput
+from penstock.engines.sim.events import Choices
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.scheduler import Counts
 from penstock.errors import BadRequest, Error, MethodNotAllowed, ModelNotFound, NotFound
@@ -48,7 +48,7 @@ class Call:
         try:
             async for delta in deltas:
                 opening = b"" if events.begun else answer.opening()
-                answer.said.add(delta)
+                answer.add(delta)
                 await events.add(opening + answer.event(delta))
         except Error as error:
             if not events.begun:
@@ -137,17 +137,15 @@ class App:
         asked = request.asked() if ours is None else ours.take()
         prompts = len(prompt.each(asked))
         request_id = call.headers.get(b"x-request-id", b"").decode("latin-1") or uuid.uuid4().hex
-        outputs = [SimOutput() for _ in range(prompts * (request.n or 1))]
-        with_details = self._engine.options.enable_prompt_tokens_details
-        model = request.model or self._engine.model_id
-        answer = Choices(request, Said(request_id, model, outputs, prompts, with_details))
+        details = self._engine.options.enable_prompt_tokens_details
+        answer = Choices(request, request.model or self._engine.model_id, request_id, prompts, details)
         sampling = request.sampling()
         deltas = self._engine.generate(asked, sampling, request_id=request_id, adapter=adapter)
         async with aclosing(deltas):
             if request.stream:
                 return await call.stream(answer, deltas)
             async for delta in deltas:
-                answer.said.add(delta)
+                answer.add(delta)
         return await send_body(call.send, answer.body())
 
     async def embeddings(self, call: Call) -> None:

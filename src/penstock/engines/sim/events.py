@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -92,48 +92,35 @@ class SimOutput:
     finish_reason: str | None = None
 
 
-@dataclass(slots=True)
-class Said:
-    """All that is known of one answer. prompts: how many the request has; each has as many outputs."""
+class Choices:
+    """The answer to a chat or a completion, collected from deltas."""
 
-    id: str
-    model: str
-    outputs: list[SimOutput]
-    prompts: int
-    with_details: bool
-    created: int = field(default_factory=lambda: int(time.time()))
+    def __init__(
+        self, request: wire.Chat | wire.Completion, model: str, request_id: str, prompts: int, details: bool
+    ) -> None:
+        """prompts: how many the request has; each has as many outputs. details: whether usage has them."""
+        self._outputs = [SimOutput() for _ in range(prompts * (request.n or 1))]
+        self._prompts, self._details = prompts, details
+        self._with_usage = request.stream_options is not None and request.stream_options.include_usage
+        self._form = form = COMPLETION if isinstance(request, wire.Completion) else _chat(request)
+        self._id, self._model, self._created = form.id_prefix + request_id, model, int(time.time())
+        names = (self._id, form.chunk_object, self._created, model)
+        self._head = b'data: {"id":%b,"object":%b,"created":%b,"model":%b,' % tuple(map(_json, names))
 
     def add(self, delta: Delta) -> None:
-        output = self.outputs[delta.index]
+        output = self._outputs[delta.index]
         output.text += delta.text
         output.tokens += len(delta.token_ids)
         output.finish_reason = delta.finish_reason
         output.prompt_tokens = delta.prompt_tokens
         output.cached_tokens = delta.cached_tokens
 
-    def counts(self) -> tuple[int, int, int]:
-        """Tokens of the prompts, of all outputs, and of the prompts in the cache."""
-        firsts = self.outputs[:: len(self.outputs) // self.prompts]  # of each prompt
-        read, cached = (sum(one.prompt_tokens for one in firsts), sum(one.cached_tokens for one in firsts))
-        return read, sum(output.tokens for output in self.outputs), cached
-
-
-class Choices:
-    """The answer to a chat or a completion."""
-
-    def __init__(self, request: wire.Chat | wire.Completion, said: Said) -> None:
-        self.said = said
-        self._with_usage = request.stream_options is not None and request.stream_options.include_usage
-        self._form = form = COMPLETION if isinstance(request, wire.Completion) else _chat(request)
-        names = (form.id_prefix + said.id, form.chunk_object, said.created, said.model)
-        self._head = b'data: {"id":%b,"object":%b,"created":%b,"model":%b,' % tuple(map(_json, names))
-
     def opening(self) -> bytes:
         """Chats begin with an event per output that names the role."""
         if not self._form.opening:
             return b""
         first = b'"delta":%b,"logprobs":null,"finish_reason":null}]}\n\n' % self._form.opening
-        outputs = range(len(self.said.outputs))
+        outputs = range(len(self._outputs))
         return b"".join(b'%b"choices":[{"index":%d,%b' % (self._head, i, first) for i in outputs)
 
     def event(self, delta: Delta) -> bytes:
@@ -147,22 +134,24 @@ class Choices:
         return (usage if self._with_usage else b"") + DONE
 
     def _usage(self) -> dict[str, object]:
-        read, made, cached = self.said.counts()
-        details = {"prompt_tokens_details": {"cached_tokens": cached}} if self.said.with_details else {}
+        firsts = self._outputs[:: len(self._outputs) // self._prompts]  # of each prompt
+        read, cached = (sum(one.prompt_tokens for one in firsts), sum(one.cached_tokens for one in firsts))
+        made = sum(output.tokens for output in self._outputs)
+        details = {"prompt_tokens_details": {"cached_tokens": cached}} if self._details else {}
         return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made, **details}
 
     def body(self) -> bytes:
         form = self._form
         choices: list[dict[str, object]] = []
-        for index, output in enumerate(self.said.outputs):
+        for index, output in enumerate(self._outputs):
             ended = {"logprobs": None, "finish_reason": form.finish(output.finish_reason)}
             choices.append({"index": index, **form.shown(output), **ended})
         return _json(
             {
-                "id": form.id_prefix + self.said.id,
+                "id": self._id,
                 "object": form.object,
-                "created": self.said.created,
-                "model": self.said.model,
+                "created": self._created,
+                "model": self._model,
                 "choices": choices,
                 "usage": self._usage(),
             }
