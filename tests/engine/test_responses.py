@@ -268,7 +268,12 @@ async def test_the_gateway_describes_what_vllm_says_of_itself(assistant: Served)
         openapi.Endpoint(one.path, one.methods, one.handler is routes.Handler.ENGINE) for one in routes.ALL
     ]
     found = openapi.document(
-        [openapi.Described("m", said, ())], endpoints, root="", keyed=False, administered=False
+        [openapi.Described("m", said, (), ("m",), False)],
+        endpoints,
+        root="",
+        keyed=False,
+        administered=False,
+        has_default=True,
     )
     assert {"get", "delete"} == found["paths"]["/v1/responses/{response_id}"].keys()
     assert {RESPONSES, "/v1/responses/input_tokens", "/v1/messages", "/v1/generate"} <= found["paths"].keys()
