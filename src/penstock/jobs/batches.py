@@ -32,7 +32,7 @@ class Expiry(msgspec.Struct, forbid_unknown_fields=True):
     seconds: int
 
 
-class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
+class CreateBatch(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a request for a batch."""
 
     input_file_id: str
@@ -42,7 +42,7 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
     output_expires_after: Expiry | None = None
 
 
-_parsed = msgspec.json.Decoder(BatchRequest).decode
+_parsed = msgspec.json.Decoder(CreateBatch).decode
 
 
 class BatchStore:
@@ -179,7 +179,7 @@ class BatchStore:
                 await asyncio.to_thread(self._storage.remove_tree, f"{FOLDER}/{record.id}")
 
 
-def _read(content: bytes, endpoints: Collection[str]) -> BatchRequest:
+def _read(content: bytes, endpoints: Collection[str]) -> CreateBatch:
     """Raises: BadRequest."""
     try:
         asked = _parsed(content)

@@ -11,7 +11,7 @@ import msgspec
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from penstock.jobs.batches import BatchRequest
+from penstock.jobs.batches import CreateBatch
 
 REFERENCE = "#/components/schemas/"
 STREAMED = {"/v1/chat/completions", "/v1/completions"}
@@ -26,7 +26,7 @@ _FILE = {
     },
     "required": ["file", "purpose"],
 }
-_BATCH, BATCH_SCHEMAS = msgspec.json.schema_components([BatchRequest], ref_template=REFERENCE + "{name}")
+_BATCH, BATCH_SCHEMAS = msgspec.json.schema_components([CreateBatch], ref_template=REFERENCE + "{name}")
 BODIES = {
     "/v1/files": {"content": {"multipart/form-data": {"schema": _FILE}}, "required": True},
     "/v1/batches": {"content": {"application/json": {"schema": _BATCH[0]}}, "required": True},
