@@ -208,7 +208,9 @@ async def test_answers_are_as_they_are_described(served: Served, jobs: JobsServe
 async def test_the_model_is_required_and_one_of_those_served_where_none_is_the_default(served: Served):
     lora = {"dynamic_lora_loading_path": "/adapters", "max_num_adapters_per_replica": 2}
     await served.gateway(
-        ServedModel.of(sim_config("a", aliases=["latest"])), ServedModel.of(sim_config("b", lora=lora))
+        ServedModel.of(sim_config("a", aliases=["latest"])),
+        ServedModel.of(sim_config("b", lora=lora)),
+        "asleep",
     )
     for model in ("a", "b"):
         await served.replica(model)
@@ -217,7 +219,7 @@ async def test_the_model_is_required_and_one_of_those_served_where_none_is_the_d
     def fits(**model: str) -> bool:
         return jsonschema.Draft202012Validator(schema).is_valid({"messages": MESSAGES, **model})
 
-    assert [fits(model=name) for name in ("a", "latest", "b", "b:mine")] == [True] * 4
+    assert [fits(model=name) for name in ("a", "latest", "b", "b:mine", "asleep")] == [True] * 5
     assert [fits(), fits(model="c"), fits(model=""), fits(model="a:mine")] == [False] * 4
 
 

@@ -151,6 +151,7 @@ def _name_models(
     has_default: bool,
 ) -> None:
     """Says in the bodies of requests to engines which models there are, and that one must be named."""
+    silent = [model for model in models.values() if model.document is None]  # may have any endpoint
     asked: dict[str, dict[str, None]] = {}
     for operation in (one for methods in paths.values() for one in methods.values()):
         for name in _references(operation.get("requestBody")):
@@ -158,7 +159,7 @@ def _name_models(
     for name, ids in asked.items():
         schema = schemas.known.get(name, {})
         if "model" in schema.get("properties", {}):
-            schema["properties"]["model"] = _model_names([models[model_id] for model_id in ids])
+            schema["properties"]["model"] = _model_names([*(models[model_id] for model_id in ids), *silent])
             if not has_default:
                 schema["required"] = [*dict.fromkeys([*schema.get("required", ()), "model"])]
 
