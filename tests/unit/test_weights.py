@@ -39,7 +39,6 @@ async def fault(source: Path, **arguments: str) -> str | None:
     [
         ("model.safetensors", POINTER, "only a pointer of Git LFS; run `git lfs pull` in its folder"),
         ("tokenizer.json", POINTER, "only a pointer of Git LFS; run `git lfs pull` in its folder"),
-        ("m.gguf", POINTER, "only a pointer of Git LFS; run `git lfs pull` in its folder"),
         ("._model.safetensors", MACOS, "a file of macOS that holds no weights; delete all `._*` files there"),
         ("model.safetensors", b"<html>", "no safetensors file, or is cut off; copy or download it again"),
     ],
@@ -47,6 +46,12 @@ async def fault(source: Path, **arguments: str) -> str | None:
 async def test_a_file_that_holds_no_weights_is_named(folder: Path, name: str, content: bytes, said: str):
     (folder / name).write_bytes(content)
     assert await fault(folder) == f"Model 'm' in {folder} cannot start: its {name} is {said}."
+
+
+async def test_of_several_forms_of_the_weights_one_is_enough(folder: Path):
+    for name in ("m.gguf", "consolidated.safetensors", "pytorch_model.bin"):
+        (folder / name).write_bytes(POINTER)
+    assert await fault(folder) is None
 
 
 async def test_a_file_that_is_cut_off_is_named_with_its_size(folder: Path):

@@ -30,10 +30,13 @@ def check(source: Path) -> None:
     for name in sorted(files):
         if name.startswith("._") and name.endswith(".safetensors"):
             raise Broken(f"its {name} is a file of macOS that holds no weights; delete all `._*` files there")
-    for name in sorted(sources.model_files(files)):
-        if name.endswith(".safetensors"):
+    names = sorted(sources.model_files(files))
+    if shards := [name for name in names if name.endswith(".safetensors")]:
+        # Of several forms of the weights in one folder, only one has to be there.
+        for name in [name for name in shards if not name.startswith("consolidated")] or shards:
             shapes(files[name])
-        elif name.endswith((".bin", ".gguf")) or name == "tokenizer.json":
+    for name in names:
+        if name == "tokenizer.json" or (not shards and name.endswith((".bin", ".gguf"))):
             _start(files[name], len(_LFS_POINTER))
 
 
