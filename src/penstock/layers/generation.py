@@ -6,10 +6,7 @@ an event by one encoding. Images, videos and audio go by chats, or by handle.
 
 from __future__ import annotations
 
-import logging
 import uuid
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -18,15 +15,11 @@ from penstock import asgi
 from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.engine import Delta, Engine, Logprob, Prompt
 from penstock.errors import BadRequest, Error
-from penstock.openai.asgi_response import EventStream, send_error, send_json
-from penstock.openai.errors import error_event, unreadable
+from penstock.openai.asgi_response import Answer, send_answer, send_error
+from penstock.openai.errors import unreadable
 from penstock.request_context import prepared_prompt
 
-log = logging.getLogger(__name__)
-
 PATH = "/v1/generate"
-
-_DONE = b"data: [DONE]\n\n"
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -60,10 +53,18 @@ class GenerateOutput(msgspec.Struct):
     """
 
     index: int
-    text: str
-    token_ids: list[int]
-    finish_reason: str | None
+    text: str = ""
+    token_ids: list[int] = []
+    finish_reason: str | None = None
     logprobs: list[tuple[Logprob, ...]] | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.finish_reason = delta.finish_reason
+        if delta.logprobs is not None:
+            self.logprobs = self.logprobs or []
+            self.logprobs += delta.logprobs
 
 
 class GenerateUsage(msgspec.Struct):
@@ -92,6 +93,31 @@ _decode = msgspec.json.Decoder(GenerateRequest).decode
 _encode = msgspec.json.Encoder().encode
 
 
+class GenerateAnswer(Answer[Delta]):
+    """Collects the outputs of one request, or writes an event for each delta."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self._outputs: dict[int, GenerateOutput] = {}
+        self._usage = GenerateUsage()
+
+    def add(self, delta: Delta) -> None:
+        self._usage.add(delta)
+        self._outputs.setdefault(delta.index, GenerateOutput(delta.index)).add(delta)
+
+    def event(self, delta: Delta) -> bytes:
+        self._usage.add(delta)
+        output = GenerateOutput(delta.index)
+        output.add(delta)
+        return b"data: " + _encode(output) + b"\n\n"
+
+    def closing(self) -> bytes:
+        return b"data: " + _encode(self.body()) + b"\n\ndata: [DONE]\n\n"
+
+    def body(self) -> GenerateResponse:
+        return GenerateResponse(self.id, [self._outputs[i] for i in sorted(self._outputs)], self._usage)
+
+
 class Generation:
     """ASGI before `app`."""
 
@@ -115,47 +141,9 @@ class Generation:
         asked = _read(body)
         ours = prepared_prompt.get()
         prompt = asked.engine_prompt() if ours is None else ours.take()
-        answer = GenerateResponse(_id(scope), [], GenerateUsage())
+        answer = GenerateAnswer(_id(scope))
         deltas = self._engine.generate(prompt, asked.sampling_params, request_id=answer.id)
-        async with aclosing(deltas):
-            if asked.stream:
-                await _stream(answer, deltas, send)
-            else:
-                await _gather(answer, deltas, send)
-
-
-async def _gather(answer: GenerateResponse, deltas: AsyncGenerator[Delta, None], send: Send) -> None:
-    outputs: dict[int, GenerateOutput] = {}
-    async for delta in deltas:
-        answer.usage.add(delta)
-        output = outputs.setdefault(delta.index, GenerateOutput(delta.index, "", [], None))
-        output.text += delta.text
-        output.token_ids += delta.token_ids
-        output.finish_reason = delta.finish_reason
-        if delta.logprobs is not None:
-            output.logprobs = output.logprobs or []
-            output.logprobs += delta.logprobs
-    answer.outputs = [outputs[index] for index in sorted(outputs)]
-    await send_json(send, answer)
-
-
-async def _stream(answer: GenerateResponse, deltas: AsyncGenerator[Delta, None], send: Send) -> None:
-    """An event for each delta, then one with the counts; an error after the first event is the last one."""
-    stream = EventStream(send)
-    try:
-        async for delta in deltas:
-            answer.usage.add(delta)
-            logprobs = None if delta.logprobs is None else list(delta.logprobs)
-            output = GenerateOutput(
-                delta.index, delta.text, list(delta.token_ids), delta.finish_reason, logprobs
-            )
-            await stream.add(b"data: " + _encode(output) + b"\n\n")
-    except Error as error:
-        if not stream.begun:
-            raise
-        log.warning("request %s failed in its stream: %s", answer.id, error)
-        return await stream.add(error_event(error), more=False)
-    return await stream.add(b"data: " + _encode(answer) + b"\n\n" + _DONE, more=False)
+        await send_answer(send, PATH, answer, deltas, stream=asked.stream)
 
 
 def _read(body: bytes) -> GenerateRequest:

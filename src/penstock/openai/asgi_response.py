@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from penstock.asgi import Send
 from penstock.errors import Error
 from penstock.openai.errors import CONTENT_TYPE, form, headers
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+TIn = TypeVar("TIn", contravariant=True)
 
 _EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8")]
 
@@ -35,6 +42,45 @@ class EventStream:
             self.begun = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
         await self._send({"type": "http.response.body", "body": events, "more_body": more})
+
+
+class Answer(Protocol[TIn]):
+    """What an engine's deltas add up to, in the form of one endpoint.
+
+    event: adds a delta; the events of a stream for it. closing: those at its end. body: all of it, as JSON.
+    """
+
+    id: str
+
+    def add(self, delta: TIn, /) -> None: ...
+    def event(self, delta: TIn, /) -> bytes: ...
+    def closing(self) -> bytes: ...
+    def body(self) -> Any: ...
+
+
+async def send_answer(
+    send: Send, path: str, answer: Answer[T], deltas: AsyncGenerator[T, None], *, stream: bool
+) -> None:
+    """Answers with what `deltas`, which it closes, add to `answer`: at once, or in events.
+
+    An error after the first event is the last one. Raises: Error before it.
+    """
+    events = EventStream(send)
+    async with aclosing(deltas):
+        try:
+            async for delta in deltas:
+                if stream:
+                    await events.add(answer.event(delta))
+                else:
+                    answer.add(delta)
+        except Error as error:
+            if not events.begun:
+                raise
+            log.warning("request %s failed in its stream: %s", answer.id, error)
+            return await events.add(form(path).event(error), more=False)
+    if stream:
+        return await events.add(answer.closing(), more=False)
+    return await send_json(send, answer.body())
 
 
 async def send_json(send: Send, value: Any) -> None:

@@ -79,11 +79,6 @@ def envelope(error: Error) -> bytes:
     return _encode(Envelope(_detail(error, error.type)))
 
 
-def error_event(error: Error) -> bytes:
-    """The event that ends a stream that failed after its first byte; no `[DONE]` follows it."""
-    return _OPENAI.event(error)
-
-
 def parsed(body: bytes) -> Error:
     """The error whose `envelope` is `body`; one that says nothing for another body."""
     try:
