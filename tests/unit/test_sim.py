@@ -480,3 +480,20 @@ async def test_an_adapter_shares_no_cache_with_its_base(tmp_path: Path):
     assert found[:2] == [0, 0]
     assert found[2] == found[3] > 0
     await engine.stop()
+
+
+async def test_an_adapter_that_comes_while_it_sleeps_is_loaded_when_it_wakes(tmp_path: Path):
+    slow, quick = await started(adapter_load_s=3600), await started()
+    for engine in (slow, quick):
+        await engine.sleep()
+        await asyncio.wait_for(engine.load_adapter("pirate", adapter_folder(tmp_path)), 10)
+        assert engine.adapters() == {"pirate"}
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(slow.wakeup(), 0.05)
+    assert slow.is_sleeping()
+    await quick.wakeup()
+    assert [delta.text async for delta in quick.generate("x", {"max_tokens": 1}, adapter="pirate")] == [
+        "[pir"
+    ]
+    await slow.stop()
+    await quick.stop()

@@ -137,12 +137,14 @@ class SimEngine(EngineControl):
         return adapter
 
     async def load_adapter(self, name: str, path: Path) -> None:
-        """Accepts any folder with an `adapter_config.json`."""
+        """Accepts any folder with an `adapter_config.json`. One that comes while it sleeps is loaded with the
+        others, by `wakeup`.
+        """
         try:
             await asyncio.to_thread(peft.declared, path)
         except Broken as error:
             raise peft.refusal(name, str(error)) from error
-        await asyncio.sleep(self.options.adapter_load_s)
+        await asyncio.sleep(0 if self._asleep else self.options.adapter_load_s)
         self._adapters.add(name)
 
     async def unload_adapter(self, name: str) -> None:
@@ -187,8 +189,10 @@ class SimEngine(EngineControl):
 
     async def wakeup_parts(self, parts: Collection[str]) -> None:
         if self._asleep:
-            await asyncio.sleep(self.options.wake_delay_s)
-            self._awake |= PARTS.intersection(parts)
+            awake = self._awake | PARTS.intersection(parts)
+            adapters = len(self._adapters) if awake == PARTS else 0
+            await asyncio.sleep(self.options.wake_delay_s + adapters * self.options.adapter_load_s)
+            self._awake |= awake
             self._asleep = self._awake != PARTS
             self._go_on()
 
