@@ -69,6 +69,28 @@ async def test_token_ids_are_embedded_like_their_text(served: Served):
             {"prompt": "x", "structured_outputs": {"regex": "a"}},
             "structured_outputs.regex",
         ),
+        ("/v1/responses", {"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ("/v1/responses", {"input": "x", "background": True}, "background"),
+        ("/v1/responses", {"input": "x", "conversation": "conv_1"}, "conversation"),
+        ("/v1/responses", {"input": "x", "include": ["message.output_text.logprobs"]}, "include"),
+        ("/v1/responses", {"input": "x", "include": 5, "tools": [{"type": "web_search"}]}, "tools"),
+        ("/v1/responses", {"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
+        ("/v1/responses", {"input": [{"id": "msg_1"}]}, "input"),
+        ("/v1/responses", {"input": [{"type": "computer_call"}]}, "input"),
+        ("/v1/responses", {"input": []}, "input"),
+        ("/v1/responses", {"input": "x", "tool_choice": {"type": "custom", "name": "a"}}, "tool_choice"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}]}, "max_tokens"),
+        ("/v1/messages", {"messages": [], "max_tokens": 9}, "messages"),
+        ("/v1/messages", {"mcp_servers": [{"type": "url"}], "messages": [], "max_tokens": 9}, "mcp_servers"),
+        (
+            "/v1/messages",
+            {
+                "messages": [{"role": "user", "content": "x"}],
+                "max_tokens": 9,
+                "tool_choice": {"type": "tool"},
+            },
+            "tool_choice",
+        ),
     ],
 )
 async def test_what_is_not_simulated_is_refused(served: Served, path: str, body: dict, param: str):
@@ -81,6 +103,8 @@ async def test_what_is_not_simulated_is_refused(served: Served, path: str, body:
 NEEDED = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
     "/v1/embeddings": {"input": "hi"},
     "/v1/score": {"text_1": "hi", "text_2": "ho"},
     "/tokenize": {"prompt": "hi"},

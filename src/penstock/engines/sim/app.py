@@ -9,28 +9,30 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from penstock import asgi
 from penstock.asgi import Receive, Scope, Send
-from penstock.engine import Delta, Engine
-from penstock.engines.sim import metrics, prompt, tokenizer, vectors, wire
-from penstock.engines.sim.events import Choices
+from penstock.engine import Engine
+from penstock.engines.sim import metrics, tokenizer, vectors, wire
+from penstock.engines.sim.events import ChatAnswer, CompletionAnswer, SimAnswer
+from penstock.engines.sim.messages import MessageAnswer, SimMessage
 from penstock.engines.sim.options import SimOptions
+from penstock.engines.sim.responses import ResponseAnswer, SimResponse
 from penstock.engines.sim.scheduler import Counts
 from penstock.errors import BadRequest, Error, MethodNotAllowed, ModelNotFound, NotFound
-from penstock.openai.asgi_response import EventStream, send_body, send_error, send_json
-from penstock.openai.errors import form
+from penstock.openai.asgi_response import send_answer, send_body, send_error, send_json
 from penstock.request_context import prepared_prompt, using_adapter
 
 log = logging.getLogger(__name__)
 
 Endpoint = Callable[["Call"], Awaitable[None]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +44,9 @@ class Call:
     headers: Mapping[bytes, bytes]
     send: Send
 
-    async def stream(self, answer: Choices, deltas: AsyncGenerator[Delta, None]) -> None:
-        """Sends an event per delta; an error after the first event becomes the last one."""
-        events = EventStream(self.send)
-        try:
-            async for delta in deltas:
-                opening = b"" if events.begun else answer.opening()
-                answer.add(delta)
-                await events.add(opening + answer.event(delta))
-        except Error as error:
-            if not events.begun:
-                raise
-            return await events.add(form(self.path).event(error), more=False)
-        return await events.add(answer.closing(), more=False)
+    def read(self, kind: type[T]) -> T:
+        """The request. Raises: BadRequest that names the field at fault."""
+        return wire.read(self.path, self.body, kind)
 
 
 class Simulated(Engine, Protocol):
@@ -69,12 +61,15 @@ class Simulated(Engine, Protocol):
     def counts(self) -> Counts: ...
 
 
-_GENERATING: Mapping[str, type[wire.Chat | wire.Completion]] = {
-    "/v1/chat/completions": wire.Chat,
-    "/v1/completions": wire.Completion,
+_Generating = wire.Chat | wire.Completion | SimResponse | SimMessage
+_GENERATING: Mapping[str, tuple[type[_Generating], Callable[..., SimAnswer[Any]]]] = {
+    "/v1/chat/completions": (wire.Chat, ChatAnswer),
+    "/v1/completions": (wire.Completion, CompletionAnswer[wire.Completion]),
+    "/v1/responses": (SimResponse, ResponseAnswer),
+    "/v1/messages": (SimMessage, MessageAnswer),
 }
 _BODIES: Mapping[str, type[msgspec.Struct]] = {
-    **_GENERATING,
+    **{path: body for path, (body, _) in _GENERATING.items()},
     "/v1/embeddings": wire.Embed,
     "/v1/score": wire.Score,
     "/score": wire.Score,
@@ -131,25 +126,20 @@ class App:
         raise NotFound(f"The simulator has no {path}; it has {', '.join(sorted(_BODIES))}.")
 
     async def generate(self, call: Call) -> None:
-        request = wire.read(call.body, _GENERATING[call.path])
+        body, answers = _GENERATING[call.path]
+        request = call.read(body)
+        chat = request if isinstance(request, wire.Generate) else request.chat()
         adapter = self._adapter(request.model)
         ours = prepared_prompt.get()
-        asked = request.asked() if ours is None else ours.take()
-        prompts = len(prompt.each(asked))
+        asked = chat.asked() if ours is None else ours.take()
         request_id = call.headers.get(b"x-request-id", b"").decode("latin-1") or uuid.uuid4().hex
-        details = self._engine.options.enable_prompt_tokens_details
-        answer = Choices(request, request.model or self._engine.model_id, request_id, prompts, details)
-        sampling = request.sampling()
-        deltas = self._engine.generate(asked, sampling, request_id=request_id, adapter=adapter)
-        async with aclosing(deltas):
-            if request.stream:
-                return await call.stream(answer, deltas)
-            async for delta in deltas:
-                answer.add(delta)
-        return await send_body(call.send, answer.body())
+        model, options = request.model or self._engine.model_id, self._engine.options
+        answer = answers(request, chat, request_id, model, len(wire.each(asked)), options)
+        deltas = self._engine.generate(asked, chat.sampling(), request_id=request_id, adapter=adapter)
+        await send_answer(call.send, call.path, answer, deltas, stream=bool(request.stream))
 
     async def embeddings(self, call: Call) -> None:
-        request = wire.read(call.body, wire.Embed)
+        request = call.read(wire.Embed)
         size = self._engine.options.embedding_size
         if request.dimensions not in (None, size):
             raise BadRequest(
@@ -164,7 +154,7 @@ class App:
         await send_json(call.send, self._listed(request.model, "embedding", made, usage))
 
     async def score(self, call: Call) -> None:
-        request = wire.read(call.body, wire.Score)
+        request = call.read(wire.Score)
         size, pairs = self._engine.options.embedding_size, request.pairs()
         usage = await self._pooled(request.model, [left + right for left, right in pairs])
         scores = [vectors.similarity(left, right, size) for left, right in pairs]
@@ -191,10 +181,10 @@ class App:
         }
 
     async def tokenize(self, call: Call) -> None:
-        request = wire.read(call.body, wire.Tokenize)
+        request = call.read(wire.Tokenize)
         self._adapter(request.model)
         if request.messages:
-            tokens = prompt.chat(request.messages).token_ids
+            tokens = wire.chat(request.messages).token_ids
         elif request.prompt is not None:
             tokens = tokenizer.encode(request.prompt)
         else:
@@ -203,7 +193,7 @@ class App:
         await send_json(call.send, {"count": len(tokens), "max_model_len": limit, "tokens": tokens})
 
     async def detokenize(self, call: Call) -> None:
-        request = wire.read(call.body, wire.Detokenize)
+        request = call.read(wire.Detokenize)
         self._adapter(request.model)
         await send_json(call.send, {"prompt": tokenizer.decode(request.tokens)})
 

@@ -21,7 +21,6 @@ from penstock.engines.prepared import prepared
 from penstock.engines.sim import tokenizer, tools, wire
 from penstock.engines.sim.app import App
 from penstock.engines.sim.options import SimOptions
-from penstock.engines.sim.prompt import Tokens, each, read_prompt
 from penstock.engines.sim.reply import POOLED, PlannedReply, plan
 from penstock.engines.sim.scheduler import Clock, Counts, Scheduler
 from penstock.engines.weights import Broken
@@ -103,7 +102,7 @@ class SimEngine(EngineControl):
         adapter, obeyed = await self._admitted(adapter), wire.sampling(params)
         forms = tools.forms(obeyed.structured_outputs)
         asked: list[tuple[Sequence[int], PlannedReply]] = []
-        for tokens in map(read_prompt, each(prompt)):
+        for tokens in map(wire.read_prompt, wire.each(prompt)):
             said = self._answer(tokens, forms, adapter)
             room = min(obeyed.max_tokens or self.options.max_model_len, self._room(tokens.token_ids))
             stops = obeyed.stops(), bool(obeyed.ignore_eos), bool(obeyed.include_stop_str_in_output)
@@ -255,7 +254,7 @@ class SimEngine(EngineControl):
             self._died.set()
             self._scheduler.fail(reason)
 
-    def _answer(self, tokens: Tokens, forms: Sequence[str], adapter: str | None) -> str:
+    def _answer(self, tokens: wire.Tokens, forms: Sequence[str], adapter: str | None) -> str:
         """The reply of the options, or an echo. With `forms` the first of these, unless the reply is another
         of them, or an object as they are.
         """

@@ -40,21 +40,18 @@ class Tool(Struct):
     function: Function | None = None
 
 
-class Name(Struct):
-    name: str
-
-
 class Named(Struct):
-    """A choice that names a function, or one of another kind."""
+    """A choice that names a function."""
 
-    function: Name | None = None
+    function: Function
 
 
 class ResponseFormat(Struct):
-    """OpenAI's way to set the form of an answer."""
+    """OpenAI's and Anthropic's way to set the form of an answer. Chats hold the schema in `json_schema`."""
 
     type: str
     json_schema: dict[str, Any] | None = None
+    schema: dict[str, Any] | None = None
 
 
 class Structured(Struct):
@@ -74,7 +71,7 @@ def structured(asked: ResponseFormat | None) -> Structured | None:
         return None
     if asked.type not in ("json_schema", "json_object"):
         raise BadRequest(f"The simulator has no form '{asked.type}'.", param="response_format")
-    schema = (asked.json_schema or {}).get("schema")
+    schema = (asked.json_schema or {}).get("schema", asked.schema)
     if asked.type == "json_schema" and schema is None:
         raise BadRequest("A response_format of type json_schema needs a schema.", param="response_format")
     return Structured(json=schema or {})
@@ -103,18 +100,14 @@ def _decoded(schema: Any) -> Any:
 
 def forced(tools: list[Tool], choice: str | Named | None) -> Function | None:
     """The function that must be called: the named one, or the first. Raises: BadRequest without one."""
-    functions = [tool.function for tool in tools if tool.function is not None]
-    if isinstance(choice, Named):
-        if choice.function is None:
-            return None
-        named = choice.function.name
-        found = next((function for function in functions if function.name == named), None)
-        if found is None:
-            raise BadRequest(f"tool_choice names '{named}', which is no tool here.", param="tool_choice")
-        return found
-    if choice == "required" and not functions:
-        raise BadRequest("tool_choice 'required' needs `tools`.", param="tools")
-    return functions[0] if choice == "required" else None
+    name = choice.function.name if isinstance(choice, Named) else None
+    if name is None and choice != "required":
+        return None
+    for tool in tools:
+        if tool.function and name in (None, tool.function.name):
+            return tool.function
+    which = f"the function '{name}'" if name is not None else "a function"
+    raise BadRequest(f"`tool_choice` asks for {which}, which `tools` does not have.", param="tool_choice")
 
 
 def _example(part: Any, schema: Any, depth: int) -> Any:

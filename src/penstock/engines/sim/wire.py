@@ -1,4 +1,5 @@
-"""The request bodies of the simulator: the fields of OpenAI's and vLLM's requests that change its response.
+"""The request bodies of the simulator: the fields of OpenAI's and vLLM's requests that change its response,
+and prompts as its model sees them.
 
 A field that is null is not set. Those that would give an answer a form which the simulator does not have are
 refused; all others (temperature, top_p, ...) are ignored, as they would change the text of an answer only.
@@ -6,13 +7,15 @@ refused; all others (temperature, top_p, ...) are ignored, as they would change 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import Meta, Struct
 
 from penstock.engine import Prompt
+from penstock.engines.sim import tokenizer
 from penstock.engines.sim.tools import (
     Function,
     Named,
@@ -23,6 +26,7 @@ from penstock.engines.sim.tools import (
     structured,
 )
 from penstock.errors import BadRequest
+from penstock.openai import requests
 from penstock.openai.errors import unreadable
 from penstock.openai.parameters import SAMPLING
 
@@ -31,17 +35,21 @@ Positive = Annotated[int, Meta(ge=1)]
 
 
 class Part(Struct):
-    """A part of a message's content; only text adds to the prompt."""
+    """A part of a message's content; only text adds to the prompt. content: the result of a tool."""
 
     type: str
     text: str | None = None
+    content: str | list[Part] | None = None
+
+
+Content = str | list[Part] | None
 
 
 class ChatMessage(Struct):
     """One turn of a chat."""
 
     role: str
-    content: str | list[Part] | None = None
+    content: Content = None
 
     def text(self) -> str:
         if isinstance(self.content, list):
@@ -49,8 +57,11 @@ class ChatMessage(Struct):
         return self.content or ""
 
 
+Turns = Annotated[list[ChatMessage], Meta(min_length=1)]
+
+
 class Params(Struct, kw_only=True):
-    """Sampling parameters that the simulator obeys, and those that would give an answer another form."""
+    """Sampling parameters that the simulator obeys."""
 
     max_tokens: Positive | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
@@ -58,21 +69,10 @@ class Params(Struct, kw_only=True):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     structured_outputs: Structured | None = None
-    logprobs: bool | int | None = None
-    prompt_logprobs: int | None = None
 
     def stops(self) -> list[str]:
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return [word for word in stop if word]
-
-    def refuse(self) -> None:
-        """Raises: BadRequest for a field that is set and that the simulator does not have."""
-        for name in _NOT_SIMULATED:
-            if (value := getattr(self, name, None)) is not None and value is not False:
-                raise BadRequest(f"The simulator has no `{name}`.", param=name)
-
-
-_NOT_SIMULATED = ("logprobs", "prompt_logprobs", "use_beam_search", "echo", "suffix")
 
 
 class StreamOptions(Struct):
@@ -80,19 +80,20 @@ class StreamOptions(Struct):
 
 
 class Generate(Params, kw_only=True):
-    """Fields that chats and completions share."""
+    """Fields that all requests for text share."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    use_beam_search: bool | None = None
-    echo: bool | None = None
-    suffix: str | None = None
 
     def structured(self) -> Structured | None:
         """The form that is set for the answer. Raises: BadRequest."""
         return structured(self.response_format) or self.structured_outputs
+
+    def called(self) -> Function | None:
+        """The function that must be called. Raises: BadRequest."""
+        return None
 
     def sampling(self) -> dict[str, Any]:
         """Parameters for `generate`. Raises: BadRequest."""
@@ -100,17 +101,11 @@ class Generate(Params, kw_only=True):
         return given | {"structured_outputs": self.structured()}
 
 
-class Messages(Struct):
-    """A chat as a prompt."""
-
-    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
-
-
 class Chat(Generate, kw_only=True):
-    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    messages: Turns
     max_completion_tokens: Positive | None = None
     tools: list[Tool] | None = None
-    tool_choice: str | Named | None = None
+    tool_choice: Literal["none", "auto", "required"] | Named | None = None
 
     def __post_init__(self) -> None:
         self.max_tokens = self.max_completion_tokens or self.max_tokens
@@ -119,7 +114,6 @@ class Chat(Generate, kw_only=True):
         return {"messages": self.messages}
 
     def called(self) -> Function | None:
-        """The function that must be called. Raises: BadRequest."""
         return forced(self.tools or [], self.tool_choice)
 
     def structured(self) -> Structured | None:
@@ -193,25 +187,39 @@ def several(given: str | list[str | int | list[int]], param: str) -> list[str | 
     return [ids] if ids else prompts
 
 
-def read(body: bytes, kind: type[T]) -> T:
-    """Raises: BadRequest that names the field at fault."""
+def read(path: str, body: bytes, kind: type[T]) -> T:
+    """The body of a request to `path`. Raises: BadRequest that names the field at fault."""
     try:
-        request = msgspec.json.decode(body, type=kind)
+        given = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise unreadable(error) from error
-    if isinstance(request, Params):
-        request.refuse()
-    return request
+    given = requests.prepared(path, given, nulls=b"null" in body)
+    requests.refuse_not_done(path, given)
+    _refuse(given)
+    return convert(given, kind)
 
 
 def sampling(params: Mapping[str, Any]) -> Params:
     """Parameters of `generate`, by vLLM's names. Raises: BadRequest that names the one at fault."""
     if unknown := [name for name in params if name not in _SAMPLING]:
         raise BadRequest(f"'{unknown[0]}' is no sampling parameter of vLLM.", param=unknown[0])
-    obeyed = convert(params, Params)
-    obeyed.refuse()
-    return obeyed
+    _refuse(params)
+    return convert(params, Params)
 
+
+def _refuse(given: Mapping[str, Any]) -> None:
+    """Raises: BadRequest for a field that is set and would give the answer another form."""
+    for name in _NOT_SIMULATED:
+        if (value := given.get(name)) is not None and value is not False:
+            raise BadRequest(f"The simulator has no `{name}`.", param=name)
+    if "message.output_text.logprobs" in str(given.get("include")):
+        raise BadRequest("The simulator has no logprobs.", param="include")
+
+
+_NOT_SIMULATED = (
+    *("logprobs", "prompt_logprobs", "use_beam_search", "echo", "suffix"),
+    *("background", "previous_response_id", "previous_input_messages", "enable_response_messages"),
+)
 
 _SAMPLING = {*SAMPLING, "detokenize", "extra_args", "flat_logprobs", "skip_reading_prefix_cache"} - {
     *("max_completion_tokens", "response_format", "top_logprobs", "truncate_prompt_tokens", "vllm_xargs"),
@@ -226,3 +234,37 @@ def convert(params: Any, kind: type[T]) -> T:
         return msgspec.convert(params, type=kind)
     except msgspec.ValidationError as error:
         raise unreadable(error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A prompt as the model sees it. said: the text that an echo repeats."""
+
+    token_ids: Sequence[int]
+    said: str
+
+
+def each(asked: Prompt) -> Sequence[Prompt]:
+    """The prompts of a dict with `prompts`, or the one prompt that it is."""
+    return asked["prompts"] if isinstance(asked, Mapping) and "prompts" in asked else [asked]
+
+
+def read_prompt(prompt: Prompt) -> Tokens:
+    """Text, token ids, or a dict with `prompt`, `prompt_token_ids` or `messages`. Raises: BadRequest."""
+    if isinstance(prompt, str):
+        return Tokens(tokenizer.encode(prompt), prompt)
+    if not isinstance(prompt, Mapping):
+        token_ids = convert(prompt, list[int])
+        return Tokens(token_ids, tokenizer.decode(token_ids))
+    if "messages" in prompt:
+        return chat(convert(prompt, Chat).messages)
+    for key in ("prompt_token_ids", "prompt"):
+        if isinstance(inner := prompt.get(key), str | list):
+            return read_prompt(cast("str | list[int]", inner))
+    raise BadRequest("A prompt must be text, token ids, or hold `prompt`, `prompt_token_ids` or `messages`.")
+
+
+def chat(messages: Sequence[ChatMessage]) -> Tokens:
+    """The simulator's chat template: one line per message. An echo repeats the last message."""
+    turns = "".join(f"{message.role}: {message.text()}\n" for message in messages)
+    return Tokens(tokenizer.encode(turns + "assistant:"), messages[-1].text())
