@@ -146,15 +146,18 @@ class Port:
             self._sweeps.cancel()
 
     async def _sweep(self) -> None:
-        connections = cast("set[BoundedProtocol]", self._server.server_state.connections)
         while True:
             await asyncio.sleep(_SWEEP_S)
             if self._config.certificate is not None:
                 self._config.certificate.refresh()
-            before = asyncio.get_running_loop().time() - limits.HEAD_S
-            for connection in list(connections):
-                if connection.since <= before:
-                    connection.cut("timeout")
+            self._cut_late()
+
+    def _cut_late(self) -> None:
+        """Not in `_sweep`, whose variables would hold the last connection, with its request, until the next."""
+        before = asyncio.get_running_loop().time() - limits.HEAD_S
+        for connection in list(cast("set[BoundedProtocol]", self._server.server_state.connections)):
+            if connection.since <= before:
+                connection.cut("timeout")
 
     async def _linger(self, linger_s: float, deadline: float) -> None:
         connections = cast("set[BoundedProtocol]", self._server.server_state.connections)
