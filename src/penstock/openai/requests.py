@@ -71,10 +71,13 @@ def refuse_not_done(path: str, request: Mapping[str, Any], *, hosted_tools: bool
                 raise BadRequest(f"`{name}` is not supported. {fields[name]}", param=name)
     if path.startswith(_CHATS) and isinstance(messages := request.get("messages"), list):
         for message in cast("list[Any]", messages):
-            if isinstance(message, dict) and (
-                "function_call" in message or message.get("role") == "function"
-            ):
-                _refuse_old_turn(cast("Request", message))
+            turn = cast("Request", message) if isinstance(message, dict) else {}
+            if turn.get("function_call") or turn.get("role") == "function":
+                raise BadRequest(
+                    "`messages` has a turn in the form of `functions`, which is not supported. Send "
+                    "`tool_calls` of the assistant, and their results with the role `tool`.",
+                    param="messages",
+                )
     if path.startswith(_RESPONSES) and not hosted_tools:
         choice = request.get("tool_choice")
         for name, listed in (("tools", request.get("tools")), ("tool_choice", [choice])):
@@ -86,15 +89,6 @@ def refuse_not_done(path: str, request: Mapping[str, Any], *, hosted_tools: bool
                         "or `custom`, and run them at the client.",
                         param=name,
                     )
-
-
-def _refuse_old_turn(message: Request) -> None:
-    if message.get("function_call") or message.get("role") == "function":
-        raise BadRequest(
-            "`messages` has a turn in the form of `functions`, which is not supported. Send `tool_calls` of "
-            "the assistant, and their results with the role `tool`.",
-            param="messages",
-        )
 
 
 def _without_nulls(request: Request) -> Request:
