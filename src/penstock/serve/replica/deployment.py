@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from ray.serve import Application
 
@@ -23,19 +23,12 @@ from penstock.serve.fleet.membership import is_published, router_config
 from penstock.serve.replica import environment, preprocessor, version
 
 
-class Server(Protocol):
-    """What a deployment needs of a server class."""
-
-    @classmethod
-    def get_deployment_options(cls, llm_config: LLMConfig) -> dict[str, Any]: ...
-
-
 @dataclass(frozen=True)
 class Model:
-    """What an application was bound with. prefill: its prefill replicas, if it has any."""
+    """What an application was bound with. server: its class. prefill: its prefill replicas, if it has any."""
 
     config: LLMConfig
-    server: type[Server]
+    server: type[Any]
     prefill: Application | None = None
 
 
@@ -46,7 +39,7 @@ _models: weakref.WeakKeyDictionary[Application, Model] = weakref.WeakKeyDictiona
 class ModelDeployment:
     """A server class with options, to be bound to a config."""
 
-    server: type[Server]
+    server: type[Any]
     given: Mapping[str, Any] = field(default_factory=dict)
 
     def options(self, **options: Any) -> ModelDeployment:
