@@ -28,7 +28,7 @@ from penstock.serve.gateway.auth import Auth
 from penstock.serve.gateway.body import BodyBudget, RequestBody
 from penstock.serve.gateway.catalogue import Catalogue, ServedModel
 from penstock.serve.gateway.description.engine_documents import EngineDocuments
-from penstock.serve.gateway.dispatch import Dispatch, RequestRouter, UpstreamRequest
+from penstock.serve.gateway.dispatch import Choose, Dispatch, UpstreamRequest
 from penstock.serve.gateway.own_answers import JSON, OwnAnswers
 from penstock.serve.gateway.request import ClientRequest
 from penstock.serve.gateway.response import ClientResponse
@@ -68,7 +68,7 @@ class Gateway:
         unreachable: Callable[[str], Awaitable[None]] | None = None,
         operate: Operate | None = None,
         wake: Callable[[str], Awaitable[None]] | None = None,
-        routers: Mapping[str, RequestRouter] | None = None,
+        routers: Mapping[str, Choose] | None = None,
         shared_figures: Path | None = None,
         jobs: PassOn | None = None,
     ) -> None:

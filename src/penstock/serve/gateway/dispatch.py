@@ -14,7 +14,6 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Protocol
 
 import msgspec
 
@@ -50,6 +49,11 @@ _LEAVING = ("draining", "gone")
 """States of a replica that is being stopped, which ends its requests without being their fault."""
 
 
+Choose = Callable[[Fields, str], AbstractAsyncContextManager[str]]
+"""Picks a replica for a request and its session, not by the gateway's own table, for as long as the request
+lasts: its id, or "" to leave it to the gateway."""
+
+
 @dataclass(frozen=True, slots=True)
 class UpstreamRequest:
     """A request as the replica sees it. adapter: "" for the base model. keeper: the only replica that can
@@ -66,14 +70,6 @@ class UpstreamRequest:
     tier: Tier = DEFAULT
 
 
-class RequestRouter(Protocol):
-    """Picks the replica of each request of one model, not by the gateway's own table."""
-
-    def chosen(self, fields: Fields, session: str) -> AbstractAsyncContextManager[str]:
-        """The replica's id, for as long as the request lasts; "" leaves it to the gateway."""
-        ...
-
-
 class Dispatch:
     """Sends requests to replicas of their model."""
 
@@ -85,7 +81,7 @@ class Dispatch:
         gateway_id: str,
         wait_for_replica_s: float,
         wake: Callable[[str], Awaitable[None]] | None = None,
-        routers: Mapping[str, RequestRouter] = MappingProxyType({}),
+        routers: Mapping[str, Choose] = MappingProxyType({}),
     ) -> None:
         """wake: as in `Gateway`. routers: of models whose replicas a router elsewhere picks.
 
@@ -162,10 +158,10 @@ class Dispatch:
         asked = self._readers[model_id].read(
             request.adapter, fields, request.headers, len(request.body.content)
         )
-        router = self._routers.get(model_id)
-        if router is None or request.keeper or not (patient or self._table.ready(model_id)):
+        choose = self._routers.get(model_id)
+        if choose is None or request.keeper or not (patient or self._table.ready(model_id)):
             return await self._attempt(model_id, request, reply, asked, patient)
-        async with router.chosen(fields, asked.session) as replica_id:
+        async with choose(fields, asked.session) as replica_id:
             asked = msgspec.structs.replace(asked, chosen=replica_id)
             return await self._attempt(model_id, request, reply, asked, patient)
 

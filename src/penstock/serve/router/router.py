@@ -99,7 +99,7 @@ class LLMRouter:
                 card.id: HandleRouter(
                     functools.partial(self._shifts.handle, card.id),
                     max(gateway.wait_for_replica_s, card.start_s or 0.0),
-                )
+                ).chosen
                 for card in cards
                 if card.routing_policy == SERVE_ROUTER
             },
