@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from penstock.asgi import Scope
 
@@ -24,30 +24,24 @@ def of(scope: Scope) -> DirectWriter | None:
     return scope.get("extensions", {}).get(EXTENSION)
 
 
-class ClientConnection(Protocol):
-    """What a response needs of its connection."""
-
-    def accept(self, body_in_time: bool) -> None:
-        """See `DirectWriter.accept`."""
-        ...
-
-    def finish(self) -> None:
-        """Ends the connection after the answer."""
-        ...
-
-
 class DirectWriter:
     """For one response. uvicorn uses it as its transport; the head waits for the first bytes of the body.
 
     A write to a socket costs more than all of our Python around it, and wakes the client.
     """
 
-    __slots__ = ("_begun", "_connection", "_cycle", "_gone", "_head", "_loop", "_transport", "drained")
+    __slots__ = ("_accept", "_begun", "_cycle", "_finish", "_gone", "_head", "_loop", "_transport", "drained")
 
     def __init__(
-        self, cycle: RequestResponseCycle, loop: asyncio.AbstractEventLoop, connection: ClientConnection
+        self,
+        cycle: RequestResponseCycle,
+        loop: asyncio.AbstractEventLoop,
+        accept: Callable[[bool], None],
+        finish: Callable[[], None],
     ) -> None:
-        self._connection = connection
+        """accept: see the method. finish: ends the connection after the answer."""
+        self._accept = accept
+        self._finish = finish
         self._cycle = cycle
         self._loop = loop
         self._transport = cycle.transport
@@ -63,7 +57,7 @@ class DirectWriter:
 
         body_in_time: a body that arrives more slowly than `limits` allow ends the connection.
         """
-        self._connection.accept(body_in_time)
+        self._accept(body_in_time)
 
     @property
     def takes_chunks(self) -> bool:
@@ -138,7 +132,7 @@ class DirectWriter:
 
     def close(self) -> None:
         self._flush()
-        self._connection.finish()
+        self._finish()
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()

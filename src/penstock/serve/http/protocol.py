@@ -333,7 +333,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if cast(Config, self.config).draining:
             self.cycle.keep_alive = False
-        writer = DirectWriter(self.cycle, self.loop, self)
+        writer = DirectWriter(self.cycle, self.loop, self.accept, self.finish)
         self.cycle.transport = cast(asyncio.Transport, writer)
         self.scope["extensions"] = {EXTENSION: writer}  # pyright: ignore[reportGeneralTypeIssues]
         waiting = tuple(writer for writer in self._writers if not writer.over) if self.pipeline else ()
