@@ -6,7 +6,7 @@ imports.
 
 from __future__ import annotations
 
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
@@ -33,15 +33,10 @@ def engine_class(config: LLMConfig) -> type[Engine]:
 
     override = Settings.read().engine_cls
     if override is None:
-        return _imported(_CLASSES[config.engine_name])
+        return resolve_name(_CLASSES[config.engine_name])
     try:
-        return _imported(override)
+        return resolve_name(override)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"PENSTOCK_ENGINE_CLS={override!r} cannot be imported ({error}); write it as module:Class."
         ) from error
-
-
-def _imported(path: str) -> type[Engine]:
-    module, name = path.split(":")
-    return getattr(import_module(module), name)

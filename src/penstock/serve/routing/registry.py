@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
+from pkgutil import resolve_name
 from typing import Any
 
 from penstock.config import LLMConfig
@@ -34,9 +34,8 @@ def policy(name: str, options: Mapping[str, Any] | None = None) -> Policy:
     """
     if name in BY_NAME:
         return BY_NAME[name](**(options or {}))
-    module, _, class_name = name.partition(":")
     try:
-        made: Any = getattr(importlib.import_module(module), class_name)()
+        made: Any = resolve_name(name)()
     except Exception as error:  # importing and making are the user's own code
         raise _unfit(name, f"cannot be made: {type(error).__name__}: {error}") from error
     if not callable(getattr(made, "pick", None)):
