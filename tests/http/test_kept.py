@@ -7,7 +7,7 @@ import pytest
 from served import Served, until
 
 from penstock.engine import Load
-from penstock.openai.response_ids import item_number, new_id
+from penstock.openai.response_items import item_number, new_id
 from penstock.request_context import current_replica
 from penstock.serve.gateway.catalogue import ServedModel
 

@@ -16,7 +16,7 @@ from served import NODE, Served, chat, until
 
 from penstock.engine import Load
 from penstock.errors import Unavailable
-from penstock.openai.response_ids import new_id
+from penstock.openai.response_items import new_id
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.http import direct_writer
 from penstock.serve.replica.frontend.listener import Listener

@@ -11,8 +11,7 @@ import re
 import msgspec
 
 from penstock.errors import NotFound
-from penstock.openai.response_ids import keeper_of, response_of
-from penstock.openai.response_items import REFERENCE
+from penstock.openai.response_items import REFERENCE, keeper_of, response_of
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.body import Fields

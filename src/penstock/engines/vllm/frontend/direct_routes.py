@@ -26,7 +26,7 @@ from penstock.engines.vllm.frontend import limits, request_models
 from penstock.engines.vllm.tokenizing import turns
 from penstock.errors import BadRequest
 from penstock.openai import requests
-from penstock.openai.response_ids import new_id
+from penstock.openai.response_items import new_id
 from penstock.request_context import Pixels, current_replica, pixels, response_id
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from vllm.exceptions import VLLMValidationError
 
 from penstock.engines.vllm.frontend import structured_output
 from penstock.openai import response_items
-from penstock.openai.response_ids import item_number, new_id, response_of
+from penstock.openai.response_items import item_number, new_id, response_of
 from penstock.request_context import current_replica, response_id
 
 MOST_RESPONSES = 1000
