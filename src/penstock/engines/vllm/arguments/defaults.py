@@ -94,9 +94,9 @@ def with_defaults(given: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
         defaults["enforce_eager"] = True  # compiling takes longer than the model will ever run
         defaults["block_size"] = 32  # vLLM's 128 on CPU finds no shared prefix in short prompts
     if shape.cpu and given.get("pipeline_parallel_size", 1) > 1:
-        defaults["worker_cls"] = "penstock.engines.vllm.core.cpu_pipeline.StageWorker"
+        defaults["worker_cls"] = "penstock.engines.vllm.core.cpu_workers.StageWorker"
     if shape.cpu and given.get("data_parallel_size", 1) > 1:
-        defaults["worker_cls"] = "penstock.engines.vllm.core.cpu_experts.ExpertWorker"
+        defaults["worker_cls"] = "penstock.engines.vllm.core.cpu_workers.ExpertWorker"
     if not shape.media_rules:
         defaults["allowed_media_domains"] = [_NO_DOMAIN]
     if shape.adapters:

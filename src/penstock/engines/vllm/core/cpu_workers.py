@@ -1,11 +1,14 @@
-"""vLLM's CPU worker for one of several engines that share a model's experts. Named by `worker_cls`.
+"""vLLM's CPU workers for a pipeline stage, and for an engine that shares a model's experts with others.
 
-Engines of a gang exchange the tokens of their batches, each a different number. vLLM's CPU communicator
-cannot do that; here rows are padded to equal shapes, which Gloo supports. And vLLM's CPU kernel treats every
-expert as local: it reads beyond its weights for an expert of another engine.
+Named by `worker_cls`. A stage needs a buffer for what it receives from the previous one. vLLM allocates it
+during warm-up, which it skips for an eager model with a fixed KV cache size; then the first request ends the
+engine. Engines of a gang exchange the tokens of their batches, each a different number. vLLM's CPU
+communicator cannot do that; here rows are padded to equal shapes, which Gloo supports. And vLLM's CPU kernel
+treats every expert as local: it reads beyond its weights for an expert of another engine.
 
-Work-around for vLLM 0.32: https://github.com/vllm-project/vllm/issues/57837. Remove when `CpuCommunicator`
-has `all_gatherv` and `reduce_scatterv`, and `CPUUnquantizedExperts` heeds `expert_map`.
+Work-arounds for vLLM 0.32. Remove the first when its runner for CPUs makes `intermediate_tensors` without a
+warm-up; the others (https://github.com/vllm-project/vllm/issues/57837) when `CpuCommunicator` has
+`all_gatherv` and `reduce_scatterv`, and `CPUUnquantizedExperts` heeds `expert_map`.
 """
 
 from __future__ import annotations
@@ -17,11 +20,23 @@ from typing import Any
 import torch
 from torch import distributed
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+from vllm.distributed.parallel_state import get_pp_group
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
-
-from penstock.engines.vllm.core.cpu_pipeline import StageWorker
+from vllm.v1.worker.cpu_worker import CPUWorker
 
 Tensors = torch.Tensor | list[torch.Tensor]
+
+
+class StageWorker(CPUWorker):
+    """A CPU worker that has the buffer from the start."""
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        runner: Any = self.model_runner
+        if not get_pp_group().is_first_rank and runner.intermediate_tensors is None:
+            runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+                batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+            )
 
 
 class ExpertWorker(StageWorker):
