@@ -9,8 +9,7 @@ import pytest
 
 from penstock.config import LLMConfig
 from penstock.engines.vllm.arguments import answer_cache
-from penstock.engines.vllm.arguments.check import check_arguments, parse_flags
-from penstock.engines.vllm.arguments.question import is_opaque, to_json
+from penstock.engines.vllm.arguments.check import check_arguments, is_opaque, parse_flags, to_json
 from penstock.errors import EngineStartFailed
 
 

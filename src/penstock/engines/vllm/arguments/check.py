@@ -21,13 +21,13 @@ from penstock.config import LLMConfig
 from penstock.config.messages.location import Location
 from penstock.config.messages.problems import config_error
 from penstock.engines.vllm.arguments import answer_cache, lora
-from penstock.engines.vllm.arguments.question import to_json
 from penstock.errors import EngineStartFailed
 
 _TIME_LIMIT_S = 180.0
 _PLAIN = "plain arguments"
 """The cache key of their schemas."""
 
+_OPAQUE = "__opaque__"
 _ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -50,7 +50,7 @@ def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
     if not installed():
         return Findings(notices=(_not_here(asked),))
     problems = [
-        _located(config.location / "engine_kwargs", path, text)
+        located(config.location / "engine_kwargs", path, text)
         for config, faults in zip(asked, _faults(asked), strict=True)
         for path, text in faults
     ]
@@ -127,8 +127,19 @@ def _not_here(configs: Sequence[LLMConfig]) -> str:
     return f"engine_kwargs of {ids} are not checked: vLLM is not installed here. The replica will check them."
 
 
-def _located(location: Location, path: Sequence[str | int], text: str) -> str:
+def located(location: Location, path: Sequence[str | int], text: str) -> str:
+    """`text` after the location of `path` below `location`."""
     return Location(location.file, (*location.path, *path), location.lines).says(text)
+
+
+def to_json(value: object) -> str:
+    """JSON in which a mapping stands for each Python object: such values are not looked into."""
+    return json.dumps(value, default=lambda thing: {_OPAQUE: type(thing).__name__})
+
+
+def is_opaque(value: object) -> bool:
+    """Whether a Python object is somewhere in this value, which came from JSON."""
+    return f'"{_OPAQUE}"' in json.dumps(value)
 
 
 def _ask(question: Mapping[str, Any]) -> dict[str, Any]:

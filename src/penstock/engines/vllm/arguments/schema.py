@@ -23,8 +23,8 @@ from penstock.config.messages.location import Location, Path
 from penstock.config.messages.problems import config_error, described, nearest, unknown
 from penstock.config.messages.redact import is_secret
 from penstock.config.messages.type_names import choices, describe, members, shape
+from penstock.engines.vllm.arguments.check import is_opaque, located, to_json
 from penstock.engines.vllm.arguments.names import HELP
-from penstock.engines.vllm.arguments.question import is_opaque, to_json
 from penstock.engines.vllm.arguments.refused import REFUSED
 from penstock.engines.vllm.arguments.serve_cli import FrontendArgs
 
@@ -210,7 +210,7 @@ def split(
     Raises: ConfigError with every fault.
     """
     plain = json.loads(to_json(engine_kwargs))
-    found = [_located((location or Location()) / "engine_kwargs", fault) for fault in faults(plain)]
+    found = [located((location or Location()) / "engine_kwargs", *fault) for fault in faults(plain)]
     if found:
         raise config_error(found)
     sides = engine_arguments(), frontend_arguments()
@@ -219,11 +219,6 @@ def split(
         for side in sides
     )
     return engine, frontend
-
-
-def _located(location: Location, fault: Fault) -> str:
-    path, text = fault
-    return Location(location.file, location.path + path, location.lines).says(text)
 
 
 def _made(argument: Argument, value: Any) -> Any:
