@@ -23,9 +23,7 @@ from penstock.errors import (
     BadRequest,
     Conflict,
     DeadlineExceeded,
-    EngineDead,
     EngineStartFailed,
-    Error,
     Unsupported,
 )
 
@@ -211,12 +209,10 @@ class VLLMControl(EngineControl):
             raise Conflict("Requests use the cache. Pause with mode 'wait' or 'abort' before.")
 
     async def start_profile(self) -> None:
-        self._refuse_dead()
         self._refuse_without_profiler()
         await self._llm.start_profile()
 
     async def stop_profile(self) -> None:
-        self._refuse_dead()
         self._refuse_without_profiler()
         await self._llm.stop_profile()
 
@@ -235,7 +231,6 @@ class VLLMControl(EngineControl):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        self._refuse_dead()
         self._refuse_asleep()
         try:
             async with asyncio.timeout(timeout):
@@ -244,12 +239,8 @@ class VLLMControl(EngineControl):
             raise DeadlineExceeded(
                 f"The workers have not answered '{method}' within {timeout:g} s; what they began goes on."
             ) from error
-        except Error:
-            raise
         except Exception as error:
-            meant = errors.from_exception(error)
-            if isinstance(meant, EngineDead):
-                raise meant from error
+            errors.reraise_unless_refused(error)
             raise BadRequest(
                 f"The workers refused '{method}': {_last_line(error)}", param="method"
             ) from error
@@ -278,12 +269,8 @@ class VLLMControl(EngineControl):
     async def _replace(self, source: Path) -> None:
         try:
             await self._load(source)
-        except Error:
-            raise
         except Exception as error:
-            meant = errors.from_exception(error)
-            if isinstance(meant, EngineDead):
-                raise meant from error
+            errors.reraise_unless_refused(error)
             log.exception("The weights in %s could not be loaded; back to those before.", source)
             await self._load(self._weights)
             raise BadRequest(f"The weights in {source} cannot be loaded: {_last_line(error)}") from error
@@ -320,6 +307,7 @@ class VLLMControl(EngineControl):
             )
 
     def _refuse_asleep(self) -> None:
+        self._refuse_dead()
         if self.is_sleeping() and "weights" not in self._awake:
             raise Conflict("The engine is asleep; wake it up before.")
 

@@ -32,6 +32,14 @@ def from_exception(error: Exception) -> Error:
     return Error()
 
 
+def reraise_unless_refused(error: Exception) -> None:
+    """Raises: Error that the caller must not call a refusal: one of ours, or the engine's death."""
+    if isinstance(error, Error):
+        raise error
+    if isinstance(meant := from_exception(error), EngineDead):
+        raise meant from error
+
+
 def heard(body: bytes, status: int | None = None) -> Error:
     """As `foreign.heard`, for responses of vLLM's application."""
     if status in (None, 500) and _TEMPLATE_TIMEOUT.encode() in body[:_SENTENCE]:
