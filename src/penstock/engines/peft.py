@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from penstock.engine import plain_name
 from penstock.engines.weights import Broken, Shapes, shapes
-from penstock.errors import AdapterBroken
+from penstock.errors import AdapterBroken, ModelNotFound
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -22,6 +22,14 @@ _PICKLED = ("adapter_model.bin", "adapter_model.pt")
 """Left to the engine: their shapes are not cheap to read."""
 
 _LORA = re.compile(r"^(?:base_model\.model\.)?(.+)\.lora_([AB])\.weight$")
+
+
+NO_ROOM = "This engine was started without room for adapters: its config has no lora_config."
+
+
+def not_loaded(name: str) -> ModelNotFound:
+    """The error about an adapter that a request names."""
+    return ModelNotFound(f"The adapter '{plain_name(name)}' is not loaded.", param="model")
 
 
 def refusal(name: str, why: str) -> AdapterBroken:

@@ -41,7 +41,6 @@ from penstock.errors import (
     EngineDead,
     EngineStartFailed,
     Error,
-    ModelNotFound,
     Unavailable,
     Unsupported,
 )
@@ -55,7 +54,6 @@ log = logging.getLogger(__name__)
 _HOST = "127.0.0.1"
 _LOOK_LIMIT_S = 5.0
 _HEALTH_LIMIT_S = 20.0
-_ABSENT = (404, 405, 501)
 _RETRY_AFTER_S = 5.0
 
 
@@ -409,7 +407,7 @@ class ProcessEngine(EngineControl):
     def _loaded(self, adapter: str | None) -> str | None:
         """The adapter itself. Raises: ModelNotFound when it is not loaded."""
         if adapter is not None and adapter not in self._adapters:
-            raise ModelNotFound(f"The adapter '{plain_name(adapter)}' is not loaded.", param="model")
+            raise peft.not_loaded(adapter)
         return adapter
 
     async def _load(self, wire: Wire, name: str, path: Path) -> None:
@@ -417,7 +415,7 @@ class ProcessEngine(EngineControl):
         status, body = await wire.post("/v1/load_lora_adapter", request)
         if status < 400:
             return
-        if status in _ABSENT:
+        if status in readiness.ABSENT:
             raise Unsupported(
                 "The engine's process has no /v1/load_lora_adapter. vLLM's has it when its environment says "
                 "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."

@@ -18,7 +18,8 @@ DYING_S = 1.0
 
 _KNOCK_S = 0.1
 _KNOCK_LIMIT_S = 5.0
-_ABSENT = (404, 405, 501)
+ABSENT = (404, 405, 501)
+"""Statuses of a path that a server has not."""
 
 _TOKENS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
@@ -74,7 +75,7 @@ async def token(wire: Wire, name: str) -> None:
                 f"it does not know a model '{name}': give it {{model_id}} in its command, or say what it "
                 "calls the model as served_model_name"
             )
-        if status not in _ABSENT and not refused:
+        if status not in ABSENT and not refused:
             refused = f"it answered {path} with status {status}: {foreign.said(said)[0]}"
     paths = ", ".join(path for path, _ in _TOKENS)
     raise NotReady(

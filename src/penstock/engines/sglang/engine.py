@@ -238,9 +238,7 @@ class SGLangEngine(ProcessEngine):
 
     async def _load(self, wire: Wire, name: str, path: Path) -> None:
         if not self._with_adapters:
-            raise Unsupported(
-                "This engine was started without room for adapters: its config has no lora_config."
-            )
+            raise Unsupported(peft.NO_ROOM)
         status, body = await wire.post("/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
         if status >= 400:
             why = " ".join(_message(body).replace(str(path), "it").split())

@@ -22,7 +22,7 @@ from penstock.engine import plain_name
 from penstock.engines import peft, weights
 from penstock.engines.vllm import errors
 from penstock.engines.vllm.frontend.timing import TimedLLM
-from penstock.errors import AdapterBroken, EngineDead, Error, ModelNotFound, Unsupported
+from penstock.errors import AdapterBroken, Unsupported
 from penstock.request_context import using_adapter
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Register(dict[str, LoRARequest]):
         try:
             return super().__getitem__(model if using is None else self.key(using))
         except KeyError:
-            raise VLLMNotFoundError(str(_not_loaded(using or model))) from None
+            raise VLLMNotFoundError(str(peft.not_loaded(using or model))) from None
 
     def is_base_model(self, model_name: str) -> bool:
         """vLLM checks a request's `model` by it, before it asks for `answer_name`."""
@@ -102,18 +102,17 @@ class LoadedAdapters:
         if name is None:
             return None
         if name not in self._loaded:
-            raise _not_loaded(name)
+            raise peft.not_loaded(name)
         return self._loaded[name]
 
     async def load(self, name: str, path: Path) -> None:
         if self._config is None:
-            raise Unsupported(
-                "This engine was started without room for adapters: its config has no lora_config."
-            )
+            raise Unsupported(peft.NO_ROOM)
         if name in self._loaded:
             return
+        max_rank: int = self._config.max_lora_rank
         try:
-            await asyncio.to_thread(self._check, path, self._config.max_lora_rank)
+            await asyncio.to_thread(lambda: peft.check(path, max_rank, self._base))
         except weights.Broken as error:
             raise peft.refusal(name, str(error)) from error
         async with self._llm.turn:
@@ -158,9 +157,6 @@ class LoadedAdapters:
         states = self._llm.output_processor.request_states.values()
         return any(state.lora_name == adapter.lora_name for state in states)
 
-    def _check(self, path: Path, max_rank: int) -> None:
-        peft.check(path, max_rank, self._base)
-
     @functools.cached_property
     def _base(self) -> dict[str, tuple[int, ...]]:
         """The base model's tensors, if its files are local and readable. Blocks.
@@ -179,19 +175,11 @@ class LoadedAdapters:
         """vLLM loads it in its core; whatever a failed load left there is removed."""
         try:
             await self._llm.add_lora(request)
-        except Error:
-            raise
         except Exception as error:
-            meant = errors.from_exception(error)
-            if isinstance(meant, EngineDead):
-                raise meant from error
+            errors.reraise_unless_refused(error)
             log.exception("vLLM refused the adapter %s", request.lora_name)
             await self._llm.remove_lora(request.lora_int_id)
             raise peft.refusal(name, f"vLLM says: {_said(error, request)}") from error
-
-
-def _not_loaded(name: str) -> ModelNotFound:
-    return ModelNotFound(f"The adapter '{plain_name(name)}' is not loaded.", param="model")
 
 
 def _said(error: Any, request: LoRARequest) -> str:
