@@ -62,12 +62,11 @@ def _calls_no_tool(request: Any) -> bool:
     return request.tool_choice == "none"  # also what vLLM sets where a request has no tools
 
 
-def _any(request: Any) -> bool:
-    return True
-
-
 def _chat(
-    make: Callable[..., Chunks], fits: Callable[[Any], bool] = _any, *, sends_empty: bool = True
+    make: Callable[..., Chunks],
+    fits: Callable[[Any], bool] = lambda request: True,
+    *,
+    sends_empty: bool = True,
 ) -> Callable[..., Chunks]:
     def chunks(request: Any, outputs: Outputs, *args: Any, **kwargs: Any) -> Chunks:
         if not _is_one(request) or not fits(request):
@@ -167,21 +166,16 @@ class _Fed:
         try:
             async for item in self.outputs:
                 output = _output(item)
-                if _is_last(output):
-                    one = output.outputs[0]
+                one = output.outputs[0]
+                if output.finished or one.finish_reason is not None:
                     one.token_ids = [*self._token_ids, *one.token_ids]  # it counts the tokens that it sees
                     self._next = item
                     return
-                text = self.skip(output)
-                if text or self.sends_empty:
-                    yield text
+                self.count(one.token_ids)
+                if one.text or self.sends_empty:
+                    yield one.text
         except Exception as error:
             self._error = error
-
-    def skip(self, output: RequestOutput) -> str:
-        """The text of an output that vLLM's generator does not see."""
-        self.count(output.outputs[0].token_ids)
-        return output.outputs[0].text
 
     def count(self, token_ids: Sequence[int]) -> None:
         """These are of a text that vLLM's generator does not see."""
@@ -240,10 +234,6 @@ class _Tap:
             self._flows = False
             self._taken.put(error)
         return None
-
-
-def _is_last(output: RequestOutput) -> bool:
-    return output.finished or output.outputs[0].finish_reason is not None
 
 
 def _output(item: Any) -> RequestOutput:
