@@ -25,10 +25,6 @@ Absent = Callable[[str], Error | None]
 Heard = Callable[[bytes, int | None], Error]
 
 
-def _unknown(path: str) -> Error | None:
-    """Has no better error."""
-
-
 class Edge:
     """ASGI around `app`.
 
@@ -41,7 +37,7 @@ class Edge:
         self,
         app: ASGIApp,
         death: Callable[[], str | None],
-        absent: Absent = _unknown,
+        absent: Absent = lambda path: None,
         heard: Heard = foreign.heard,
     ) -> None:
         self._app = app
