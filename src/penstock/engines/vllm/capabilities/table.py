@@ -52,6 +52,13 @@ _MADE = (
 _DELTA = ("delta_text", "delta_token_ids", "request", "prompt_token_ids", "finished")
 _TIMES = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
 
+_COMPLETION_OUTPUT = fields(
+    "outputs:CompletionOutput",
+    *("index", "text", "token_ids", "cumulative_logprob", "logprobs", "routed_experts"),
+    *("sampling_mask", "finish_reason", "stop_reason", "lora_request", "spec_decode_metrics"),
+    new=("weight_versions",),
+)
+
 FLOOR: tuple[Need, ...] = (
     takes(
         f"{_CORE}.__init__",
@@ -172,10 +179,6 @@ CAPABILITIES: dict[str, Capability] = {
                 "v1.metrics.loggers:StatLoggerBase.record",
                 *("scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx"),
             ),
-            takes(
-                f"{_LLM}.__init__",
-                *("vllm_config", "executor_class", "log_stats", "stat_loggers"),
-            ),
             has(
                 "v1.metrics.stats:SchedulerStats.num_running_reqs",
                 "v1.metrics.stats:SchedulerStats.num_waiting_reqs",
@@ -211,12 +214,7 @@ CAPABILITIES: dict[str, Capability] = {
             has(f"{_OUTPUTS}:RequestOutputCollector.output", f"{_OUTPUTS}:RequestOutputCollector.put"),
             has(f"{_CHAT}.chat_completion_stream_generator", f"{_CHAT}.parser_cls"),
             has(f"{_COMPLETION}.completion_stream_generator", f"{_CHAT}.request_logger"),
-            fields(
-                "outputs:CompletionOutput",
-                *("index", "text", "token_ids", "cumulative_logprob", "logprobs", "routed_experts"),
-                *("sampling_mask", "finish_reason", "stop_reason", "lora_request", "spec_decode_metrics"),
-                new=("weight_versions",),
-            ),
+            _COMPLETION_OUTPUT,
             exactly(
                 "outputs:RequestOutput.__init__",
                 *("request_id", "prompt", "prompt_token_ids", "prompt_logprobs", "outputs", "finished"),
@@ -398,12 +396,7 @@ CAPABILITIES: dict[str, Capability] = {
             exactly(
                 "v1.engine.detokenizer:IncrementalDetokenizer.update", "new_token_ids", "stop_terminated"
             ),
-            fields(
-                "outputs:CompletionOutput",
-                *("index", "text", "token_ids", "cumulative_logprob", "logprobs", "routed_experts"),
-                *("finish_reason", "stop_reason", "lora_request", "sampling_mask", "spec_decode_metrics"),
-                new=("weight_versions",),
-            ),
+            _COMPLETION_OUTPUT,
         ),
         on=("direct_routes",),
     ),
