@@ -236,7 +236,7 @@ class Gateway:
     async def _ask_engine(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
         fields, passing = request.fields, request.headers
         if self._tracing is not None:
-            request.trace = self._tracing.begin(request.traced(route))
+            request.trace = self._tracing.begin(request.facts(route), fields, request.timing)
             passing = request.trace.passed_on(passing)
             reply.last = deque(maxlen=3)  # of a stream: its usage, an end of its protocol's, `[DONE]`
         request.timing.begin(timing.RECEIVE)

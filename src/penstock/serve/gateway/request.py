@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote
 
@@ -20,7 +20,7 @@ from penstock.transport import headers
 from penstock.transport.connection import Headers
 
 if TYPE_CHECKING:  # only loaded when tracing is on
-    from penstock.serve.gateway.telemetry.spans import Trace, Traced
+    from penstock.serve.gateway.telemetry.spans import Trace
 
 log = logging.getLogger(__name__)
 _LENGTH_DIGITS = 19
@@ -65,11 +65,14 @@ class ClientRequest:
             raise BadRequest(f"The content-length is not a number of at most {_LENGTH_DIGITS} digits.")
         return int(length)
 
-    def traced(self, route: Route) -> Traced:
-        """What spans say of it."""
-        from penstock.serve.gateway.telemetry.spans import Traced
-
-        return Traced(self.id, self.method, self.path, route.path, self.fields, self.timing)
+    def facts(self, route: Route) -> Mapping[str, str]:
+        """What spans say of it, by OpenTelemetry's names."""
+        return {
+            "http.request.method": self.method,
+            "http.route": route.path,
+            "url.path": self.path,
+            "penstock.request.id": self.id,
+        }
 
     def queried(self, name: str) -> str | None:
         """The first value of a query parameter. Raises: BadRequest when there are too many of them."""

@@ -12,7 +12,6 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -55,9 +54,12 @@ class Tracing:
             self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("penstock")
 
-    def begin(self, request: Traced) -> Trace:
-        """The span of a request to a model, below the client's own when it sent one."""
-        return Trace(self._tracer, request)
+    def begin(self, facts: Mapping[str, str], fields: Mapping[bytes, bytes], timing: Timing) -> Trace:
+        """The span of a request to a model, below the client's own when it sent one.
+
+        facts: its attributes, `http.route` and `http.request.method` among them.
+        """
+        return Trace(self._tracer, facts, fields, timing)
 
     def close(self) -> None:
         """Exports what is left, within a time limit. Blocks."""
@@ -71,39 +73,24 @@ class Tracing:
             exporter.shutdown()
 
 
-@dataclass(frozen=True, slots=True)
-class Traced:
-    """What spans say of a request. route: the pattern that its path matched."""
-
-    id: str
-    method: str
-    path: str
-    route: str
-    fields: Mapping[bytes, bytes]
-    timing: Timing
-
-
 class Trace:
     """One request's spans."""
 
-    def __init__(self, tracer: Tracer, request: Traced) -> None:
-        route = request.route
+    def __init__(
+        self, tracer: Tracer, facts: Mapping[str, str], fields: Mapping[bytes, bytes], timing: Timing
+    ) -> None:
+        route = facts["http.route"]
         self._tracer = tracer
-        self._timing = request.timing
+        self._timing = timing
         self._epoch_ns = time.time_ns() - int(self._timing.now() * 1e9)
-        given = {
-            name.decode(): request.fields[name].decode("latin-1") for name in _CONTEXT & request.fields.keys()
-        }
+        given = {name.decode(): fields[name].decode("latin-1") for name in _CONTEXT & fields.keys()}
         self._span = tracer.start_span(
-            f"{request.method} {route}",
+            f"{facts['http.request.method']} {route}",
             context=_W3C.extract(given),
             kind=SpanKind.SERVER,
             start_time=self._at(self._timing.started_at),
             attributes={
-                "http.request.method": request.method,
-                "http.route": route,
-                "url.path": request.path,
-                "penstock.request.id": request.id,
+                **facts,
                 **(
                     {"gen_ai.operation.name": _OPERATIONS[route], "gen_ai.provider.name": "penstock"}
                     if route in _OPERATIONS
