@@ -16,7 +16,7 @@ from served import Served, chat
 
 from penstock import json_logs
 from penstock.errors import ConfigError, Unavailable
-from penstock.serve.http.serve_proxy import Proxied
+from penstock.serve.http.serve_proxy import without_request_id
 from penstock.serve.http.server import Port, serve_on
 from penstock.serve.http.sockets import bind
 
@@ -46,7 +46,7 @@ async def test_any_prefix_is_stripped(served: Served, prefix: str):
 async def test_the_requests_id_is_left_to_serve_which_says_it_anyway(served: Served):
     gateway = await served.gateway("m")
     await served.replica(reply="yes")
-    port = await serve_on(Proxied(gateway), "127.0.0.1", 0)
+    port = await serve_on(without_request_id(gateway), "127.0.0.1", 0)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port.number}", verify=False) as http:
         mine = await http.post("/v1/chat/completions", json=chat(), headers={"x-request-id": "mine"})
         refused = await http.post("/v1/chat/completions", json=chat(model="nobody"))

@@ -98,20 +98,19 @@ class _Response:
             self._flushing.cancel()
 
 
-class Proxied:
-    """ASGI around `app`, without the request id in responses: Serve adds it, clients would read it twice."""
+def without_request_id(app: ASGIApp) -> ASGIApp:
+    """`app` without the request id in responses: Serve adds it, clients would read it twice."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def proxied(scope: Scope, receive: Receive, send: Send) -> None:
         async def without_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 fields = [field for field in message["headers"] if field[0] != REQUEST_ID]
                 message = {**message, "headers": fields}
             await send(message)
 
-        await self._app(scope, receive, without_id)
+        await app(scope, receive, without_id)
+
+    return proxied
 
 
 def behind_haproxy() -> bool:
@@ -121,5 +120,5 @@ def behind_haproxy() -> bool:
 
 def behind_serve(app: ASGIApp) -> ASGIApp:
     """`app` for Serve's HTTP."""
-    proxied = Proxied(app)
+    proxied = without_request_id(app)
     return proxied if behind_haproxy() else Coalesced(proxied)
