@@ -8,7 +8,7 @@ from penstock.config import LLMConfig
 from penstock.engines.process.gauges import Gauges
 from penstock.engines.process.relay import ModelNames
 from penstock.engines.process.wire import Wire
-from penstock.engines.sglang import errors, metrics, parameters, server
+from penstock.engines.sglang import metrics, parameters, server
 from penstock.engines.sglang.engine import SGLangEngine
 from penstock.engines.sglang.flags import SGLangOptions, as_process, flags
 from penstock.errors import BadRequest
@@ -134,14 +134,14 @@ def test_what_fits_no_form_is_told_without_files_and_values():
         "a list', 'input': 7}\n  {'type': 'x', 'loc': ('body', 'stop'), 'msg': \"It's wrong\"}\n\n"
         '  File "http_server.py", line 1'
     )
-    error = errors.heard(body(said), 400)
+    error = server.heard(body(said), 400)
     assert str(error) == "stop: Input should be a list; stop: It's wrong."
     assert error.facts == {"param": "stop"}
 
 
 def test_a_prompt_over_the_window_is_known_by_sglangs_words():
     said = "The input (9 tokens) is longer than the model's context length (8 tokens)."
-    assert errors.heard(body(said), 400).code == "context_length_exceeded"
+    assert server.heard(body(said), 400).code == "context_length_exceeded"
 
 
 def test_metrics_have_vllms_names_beside_sglangs():

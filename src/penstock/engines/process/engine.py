@@ -13,7 +13,7 @@ import socket
 import sys
 import uuid
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -214,13 +214,13 @@ class ProcessEngine(EngineControl):
             if self._asleep:
                 return
             self._refuse_dead()
-            self._gate.shut()
+            self._gate.opened.clear()
             try:
                 if mode == "wait":
-                    await self._gate.empty()
+                    await self._gate.empty.wait()
                 self._refuse_dead()
             except BaseException:
-                self._gate.open()
+                self._gate.opened.set()
                 raise
             self._asleep = True
             await self._end()
@@ -231,7 +231,7 @@ class ProcessEngine(EngineControl):
                 return
             await self._run(no_progress)
             self._asleep = False
-            self._gate.open()
+            self._gate.opened.set()
 
     def is_sleeping(self) -> bool:
         return self._asleep
@@ -255,11 +255,7 @@ class ProcessEngine(EngineControl):
         """
         if self._asleep and not waits:
             raise Unavailable("The engine is asleep.", retry_after_s=_RETRY_AFTER_S)
-        if not waits:
-            async with self._translated() as wire:
-                yield wire
-            return
-        async with self._gate.passed(), self._translated() as wire:
+        async with self._gate.passed() if waits else nullcontext(), self._translated() as wire:
             yield wire
 
     @asynccontextmanager
@@ -363,7 +359,7 @@ class ProcessEngine(EngineControl):
 
     def _refuse(self, sentence: str) -> None:
         self._refusal = self._refusal or sentence
-        self._gate.open()
+        self._gate.opened.set()
 
     def _refuse_dead(self) -> None:
         if self._refusal is not None:
@@ -391,7 +387,7 @@ class ProcessEngine(EngineControl):
         while self._gauges is not None:
             if not self._gate.inside:  # load seen during earlier work says nothing about the next
                 self._gauges = Gauges(0, 0, 0.0, self._gauges.kv_tokens)
-                await self._gate.busy()
+                await self._gate.busy.wait()
             self._gauges = await self._seen(wire) or self._gauges
             await asyncio.sleep(self.look_s)
 

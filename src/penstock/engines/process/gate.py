@@ -11,11 +11,13 @@ class Gate:
     """Open at first. Units: requests."""
 
     def __init__(self) -> None:
-        self._opened = asyncio.Event()
-        self._opened.set()
-        self._empty = asyncio.Event()
-        self._empty.set()
-        self._busy = asyncio.Event()
+        self.opened = asyncio.Event()
+        self.opened.set()
+        self.empty = asyncio.Event()
+        """Set while no request is inside."""
+        self.empty.set()
+        self.busy = asyncio.Event()
+        """Set while a request is inside."""
         self.inside = 0
         self.waiting = 0
 
@@ -24,30 +26,16 @@ class Gate:
         """Waits until the gate is open; counted as inside until the end of the block."""
         self.waiting += 1
         try:
-            await self._opened.wait()
+            await self.opened.wait()
         finally:
             self.waiting -= 1
         self.inside += 1
-        self._busy.set()
-        self._empty.clear()
+        self.busy.set()
+        self.empty.clear()
         try:
             yield
         finally:
             self.inside -= 1
             if not self.inside:
-                self._busy.clear()
-                self._empty.set()
-
-    def shut(self) -> None:
-        self._opened.clear()
-
-    def open(self) -> None:
-        self._opened.set()
-
-    async def empty(self) -> None:
-        """Returns when no request is inside."""
-        await self._empty.wait()
-
-    async def busy(self) -> None:
-        """Returns when a request is inside."""
-        await self._busy.wait()
+                self.busy.clear()
+                self.empty.set()

@@ -25,7 +25,7 @@ from penstock.engines.process.gauges import Gauges
 from penstock.engines.process.readiness import NotReady
 from penstock.engines.process.relay import ModelNames, Relay
 from penstock.engines.process.wire import BROKEN, Wire
-from penstock.engines.sglang import errors, metrics, parameters, server
+from penstock.engines.sglang import metrics, parameters, server
 from penstock.engines.sglang.flags import SGLangOptions, as_process
 from penstock.engines.sglang.front import SGLangFront
 from penstock.errors import BadRequest, Conflict, ModelNotFound, Unsupported
@@ -51,7 +51,7 @@ class SGLangEngine(ProcessEngine):
         with translated(SGLangOptions, config.location / "engine_kwargs"):
             options = SGLangOptions.model_validate(config.engine_kwargs)
         super().__init__(as_process(config, options))
-        self._app = Edge(SGLangFront(Relay(self), self), lambda: self._refusal, heard=errors.heard)
+        self._app = Edge(SGLangFront(Relay(self), self), lambda: self._refusal, heard=server.heard)
         self._with_adapters = config.lora_config is not None or options.arguments().get("enable_lora") is True
         self._seeds = options.arguments().get("enable_deterministic_inference") is True
         self._known: dict[str, frozenset[str]] = {}
@@ -92,11 +92,11 @@ class SGLangEngine(ProcessEngine):
     async def _halt(self, word: str, mode: PauseMode) -> None:
         try:
             if mode == "wait":
-                self._gate.shut()
-                await self._gate.empty()
+                self._gate.opened.clear()
+                await self._gate.empty.wait()
             await self._order("/pause_generation", {"mode": word})
         finally:
-            self._gate.open()
+            self._gate.opened.set()
 
     async def resume(self) -> None:
         async with self._turn:
@@ -163,7 +163,7 @@ class SGLangEngine(ProcessEngine):
             raise await self._breakage() from error
         if status >= 400:
             log.warning("SGLang answered %s with status %d: %s", path, status, _message(body))
-            raise BadRequest(_message(body)) if status == 400 else errors.heard(body, status)
+            raise BadRequest(_message(body)) if status == 400 else server.heard(body, status)
 
     # -- for the front
 
@@ -194,7 +194,7 @@ class SGLangEngine(ProcessEngine):
         async with self.at_work() as wire:
             status, body = await wire.post(path, fields)
         if status != 200:
-            raise errors.heard(body, status)
+            raise server.heard(body, status)
         return msgspec.json.decode(body, type=dict[str, Any])
 
     async def metrics(self) -> bytes:

@@ -1,16 +1,19 @@
-"""What SGLang's server reports: its version, its load, and the fields of its requests."""
+"""What SGLang's server reports: its version, its load, the fields of its requests, and its errors."""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from penstock.engines import foreign
 from penstock.engines.process.gauges import Gauges
 from penstock.engines.process.readiness import NotReady
 from penstock.engines.process.wire import BROKEN, Wire
+from penstock.errors import BadRequest, Error
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +21,9 @@ KNOWN = "0.5.23"
 
 _LIMIT_S = 5.0
 _FIELDS_LIMIT_S = 60.0  # SGLang makes it when it is first asked
+
+_FAULT = re.compile(r"""'loc': \(([^)]*)\), 'msg': (?:'([^']*)'|"([^"]*)")""")
+_WORD = re.compile(r"'([^']*)'")
 
 
 class _Load(msgspec.Struct):
@@ -80,3 +86,19 @@ async def fields(wire: Wire) -> dict[str, frozenset[str]]:
 def _reference(operation: Mapping[str, Any]) -> str | None:
     content = operation.get("requestBody", {}).get("content", {})
     return content.get("application/json", {}).get("schema", {}).get("$ref")
+
+
+def heard(body: bytes, status: int | None = None) -> Error:
+    """As `foreign.heard`, for responses of SGLang.
+
+    SGLang reports invalid fields with places in its own files and with the request's values; only the names
+    of the fields and what is wrong with them are passed on.
+    """
+    message, _ = foreign.said(body)
+    faults = _FAULT.findall(message) if status in (400, 422) else []
+    if not faults:
+        return foreign.heard(body, status)
+    places = [_WORD.findall(place)[1:2] for place, *_ in faults]
+    said = [": ".join([*place, one or other]) for place, (_, one, other) in zip(places, faults, strict=True)]
+    named = next((place[0] for place in places if place), None)
+    return BadRequest(f"{'; '.join(dict.fromkeys(said))}.", **({"param": named} if named else {}))
