@@ -15,7 +15,7 @@ from vllm.tokenizers.hf import CachedHfTokenizer
 
 import penstock
 from penstock import asgi
-from penstock.engines.vllm import first_request
+from penstock.engines.vllm import endpoints
 from penstock.engines.vllm.tokenizing.first_texts import check
 
 
@@ -86,16 +86,16 @@ async def test_the_first_endpoint_that_answers_is_enough(
     statuses: dict[str, int], asked: list[str], answered: bool
 ):
     app = App(statuses)
-    assert await first_request.is_answered(app, "m", set(statuses)) is answered
+    assert await endpoints.is_answered(app, "m", set(statuses)) is answered
     assert app.asked == asked
 
 
 async def test_a_model_that_only_a_plugin_knows_starts(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.WARNING)
-    assert await first_request.is_answered(App({"/pooling": 500}), "m", {"/pooling"}) is False
+    assert await endpoints.is_answered(App({"/pooling": 500}), "m", {"/pooling"}) is False
     assert "/pooling refused the first request: no" in caplog.text
 
 
 async def test_a_first_request_that_fails_ends_the_start():
     with pytest.raises(RuntimeError, match=f"first request to {CHAT} failed"):
-        await first_request.is_answered(App({CHAT: 500, COMPLETIONS: 200}), "m", {CHAT, COMPLETIONS})
+        await endpoints.is_answered(App({CHAT: 500, COMPLETIONS: 200}), "m", {CHAT, COMPLETIONS})

@@ -33,7 +33,7 @@ from penstock.engines.vllm.core import failure_reason
 from penstock.engines.vllm.core.imports import uncollected
 from penstock.engines.vllm.core.launch import Core
 from penstock.engines.vllm.core.other_nodes import OtherNodes
-from penstock.engines.vllm.endpoints import absence
+from penstock.engines.vllm.endpoints import absence, is_answered
 from penstock.engines.watchdog import Watchdog
 from penstock.errors import Conflict, EngineDead, EngineStartFailed, Error, Unsupported
 from penstock.request_context import Gang, gang, using_adapter
@@ -205,8 +205,6 @@ class VLLMEngine:
 
     async def _make_one_token(self, app: FastAPI) -> None:
         """Has a request answered. Raises: RuntimeError if it fails."""
-        from penstock.engines.vllm.first_request import is_answered
-
         assert self._llm is not None
         paths = {getattr(route, "path", "") for route in app.routes}
         if await is_answered(self.app(), self._config.model_id, paths):
