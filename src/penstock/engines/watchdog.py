@@ -97,7 +97,7 @@ class Watchdog:
                 continue
             if self._is_answered() or self._steps() != steps:
                 steps, stepped, computed = self._steps(), now, now
-            if not self._has_work():
+            if self._probing is None and not self._working():
                 computed = now
                 if now - stepped > PROBE_S:
                     stepped, self._probing = now, asyncio.ensure_future(self._probe())
@@ -110,9 +110,6 @@ class Watchdog:
                 return f"it has work and did nothing for {self._idle_s:g} s"
             if now - stepped > STUCK_S:
                 return f"it has work and finished no step of it for {STUCK_S:g} s"
-
-    def _has_work(self) -> bool:
-        return self._probing is not None or self._working()
 
     def _is_answered(self) -> bool:
         """Whether our probe was answered; an error counts, too."""

@@ -44,14 +44,10 @@ _PATHS = {
 _OF_THE_BODY = (b"content-type", b"transfer-encoding")
 
 
-def _post(path: str, app: FastAPI) -> Callable[..., Any]:
-    return app.post(path)
-
-
 DEFAULT_ENDPOINTS: Endpoints = {
     "models": lambda app: app.get("/v1/models"),
     "model_data": lambda app: app.get("/v1/models/{model:path}"),
-    **{name: partial(_post, path) for name, path in _PATHS.items()},
+    **{name: partial(FastAPI.post, path=path) for name, path in _PATHS.items()},
 }
 
 

@@ -36,6 +36,8 @@ PICTURES = 4
 _SHOWN = 100
 _WRAPPED = str.maketrans("-_", "+/", "\n\r\t ")
 """What encoders of base64 write that vLLM's decoder refuses: line breaks, and the letters for URLs."""
+_connection = functools.cache(CheckedConnection)
+"""By hosts; shared by all requests, so that connections are reused."""
 _ADDRESS_IN_MEMORY = re.compile(r" <[^>]* at 0x[0-9a-f]+>")
 _SENTENCES: tuple[tuple[type[Exception], str], ...] = (
     (
@@ -86,12 +88,6 @@ class Media(MediaConnector):
             return super().load_from_url(url, media_io, fetch_timeout=fetch_timeout)
         except Exception as error:
             raise _refused(url, error) from error
-
-
-@functools.cache
-def _connection(hosts: frozenset[str]) -> CheckedConnection:
-    """Shared by all requests, so that connections are reused."""
-    return CheckedConnection(hosts)
 
 
 def _plain(url: str) -> str:
