@@ -11,7 +11,7 @@ from penstock.serve.gateway.body import RequestBody
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.telemetry import timing
 from penstock.transport import link
-from penstock.transport.connection import Head, ReplicaConnection
+from penstock.transport.connection import ReplicaConnection
 from penstock.transport.headers import to_client
 from penstock.transport.pool import Pool
 
@@ -82,7 +82,9 @@ async def _pass_on(connection: ReplicaConnection, reply: ClientResponse) -> None
     if retry := head.header(link.RETRY):
         raise ReplicaFailed(f"turned the request away ({retry.decode()})", worked=retry != link.UNTOUCHED)
     if head.status == 500 and _OWN_CODE not in piece:
-        raise _internal(head, piece)
+        raise EngineFailed(
+            "The engine failed on this request. The server's log says why, under this request's id."
+        ) from RuntimeError(f"the engine answered {head.status}: {piece[:_LOGGED_BYTES]!r}")
     if reply.has_fallback and head.status in _CANNOT_NOW:
         raise EngineFailed(f"The engine answered {head.status}.")
     await reply.start(head.status, to_client(head.headers))
@@ -135,12 +137,3 @@ def whole_events(stream: bytes) -> tuple[bytes, bytes]:
         return stream, b""
     end = max(stream.rfind(mark) + len(mark) if mark in stream else 0 for mark in _EVENT_ENDS)
     return stream[:end], stream[end:]
-
-
-def _internal(head: Head, body: bytes) -> Error:
-    """Internal causes go to the log, not to the client."""
-    error = EngineFailed(
-        "The engine failed on this request. The server's log says why, under this request's id."
-    )
-    error.__cause__ = RuntimeError(f"the engine answered {head.status}: {body[:_LOGGED_BYTES]!r}")
-    return error

@@ -99,13 +99,9 @@ def _copy(prefix: str) -> socket.socket | None:
                 with contextlib.suppress(OSError):
                     _, files, _, _ = socket.recv_fds(peer, 1, 1)
                     if files:
-                        return _received(files[0])
+                        os.set_inheritable(files[0], False)
+                        return socket.socket(fileno=files[0])
     return None
-
-
-def _received(file: int) -> socket.socket:
-    os.set_inheritable(file, False)
-    return socket.socket(fileno=file)
 
 
 def _prefix(group: str, host: str, port: int) -> str:

@@ -79,7 +79,9 @@ class RouterDeployment:
         applications = [_application(model) for model in models]
         known = [model_of(application) for application in applications]
         configs = [model.config for model in known]
-        _refuse_duplicates([config.model_id for config in configs])
+        ids = [config.model_id for config in configs]
+        if twice := sorted({model_id for model_id in ids if ids.count(model_id) > 1}):
+            raise ConfigError(f"Model ids must differ; {', '.join(map(repr, twice))} is used more than once.")
         if problems := [*names.problems(configs), *registry.problems(configs)]:
             raise config_error(problems)
         gateway = gateway or GatewayConfig()
@@ -115,7 +117,7 @@ class RouterDeployment:
         if self.ingress is None:
             return deployment(serve.ingress()(self.router), options, made_of).bind(**bound)
         return deployment(self.ingress, options, made_of).bind(
-            llm_deployments=dict(zip((config.model_id for config in configs), applications, strict=True)),
+            llm_deployments=dict(zip(ids, applications, strict=True)),
             model_cards={card.id: card for card in bound["cards"]},
             lora_paths={
                 config.model_id: config.lora_config.dynamic_lora_loading_path
@@ -160,9 +162,3 @@ def _application(model: Application | LLMConfig) -> Application:
     if isinstance(model, LLMConfig):
         return server_class(model, LLMServer).as_deployment().bind(model, gateway=None)
     return model
-
-
-def _refuse_duplicates(ids: Sequence[str]) -> None:
-    twice = sorted({model_id for model_id in ids if ids.count(model_id) > 1})
-    if twice:
-        raise ConfigError(f"Model ids must differ; {', '.join(map(repr, twice))} is used more than once.")
