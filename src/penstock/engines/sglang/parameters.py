@@ -15,8 +15,7 @@ import msgspec
 from penstock.errors import BadRequest
 
 _COUNTS = ("max_tokens", "max_completion_tokens", "n")
-_FORMS = {"json": "json_schema", "regex": "regex", "grammar": "ebnf", "structural_tag": "structural_tag"}
-_ANY_OBJECT = '{"type": "object"}'
+_FORMS = {"regex": "regex", "grammar": "ebnf"}
 
 _IDLE = {"bad_words": [], "allowed_token_ids": None, "detokenize": True, "use_beam_search": False}
 """vLLM parameters that SGLang lacks, with the values that have no effect."""
@@ -43,7 +42,7 @@ def in_body(fields: Mapping[str, Any], known: frozenset[str], *, seeds: bool) ->
     if "include_stop_str_in_output" in given:
         given["no_stop_trim"] = given.pop("include_stop_str_in_output")
     if (form := given.pop("structured_outputs", None)) is not None:
-        given |= _as_response_format(_form(form))
+        given |= _form(form)
     for name in [name for name in given if name not in known]:
         if name not in _WITHOUT_EFFECT:
             raise _unknown(name)
@@ -74,8 +73,8 @@ def _given(params: Mapping[str, Any], *, seeds: bool) -> dict[str, Any]:
     return given
 
 
-def _form(form: Any) -> dict[str, str]:
-    """vLLM's `structured_outputs` in SGLang's terms."""
+def _form(form: Any) -> dict[str, Any]:
+    """vLLM's `structured_outputs` as fields of a body: chats have none for a schema alone."""
     if not isinstance(form, Mapping):
         raise BadRequest("structured_outputs must be an object.", param="structured_outputs")
     wanted = {
@@ -84,28 +83,22 @@ def _form(form: Any) -> dict[str, str]:
     if len(wanted) != 1:
         raise BadRequest("structured_outputs must name one form.", param="structured_outputs")
     ((name, value),) = wanted.items()
-    if name == "json_object":
-        return {"json_schema": _ANY_OBJECT}
+    if name in _FORMS:
+        return {_FORMS[name]: value if isinstance(value, str) else msgspec.json.encode(value).decode()}
     if name == "choice":
         return {"regex": "|".join(re.escape(str(choice)) for choice in value)}
-    if name not in _FORMS:
+    if name == "structural_tag":
+        return {"response_format": _decoded(value)}
+    if name not in ("json", "json_object"):
         raise BadRequest(f"SGLang has no structured output '{name}'.", param="structured_outputs")
-    return {_FORMS[name]: value if isinstance(value, str) else msgspec.json.encode(value).decode()}
+    schema = {"type": "object"} if name == "json_object" else _decoded(value)
+    named = {"name": "answer", "schema": schema}
+    return {"response_format": {"type": "json_schema", "json_schema": named}}
 
 
-def _as_response_format(form: Mapping[str, str]) -> dict[str, Any]:
-    """A form in a body: chats have no field for a schema alone."""
-    if (schema := form.get("json_schema")) is not None:
-        named = {"name": "answer", "schema": _decoded(schema)}
-        return {"response_format": {"type": "json_schema", "json_schema": named}}
-    if (tag := form.get("structural_tag")) is not None:
-        return {"response_format": _decoded(tag)}
-    return dict(form)
-
-
-def _decoded(text: str) -> Any:
+def _decoded(value: Any) -> Any:
     try:
-        return msgspec.json.decode(text)
+        return msgspec.json.decode(value) if isinstance(value, str) else value
     except msgspec.DecodeError as error:
         raise BadRequest(f"structured_outputs is not JSON: {error}.", param="structured_outputs") from error
 
