@@ -48,8 +48,12 @@ def run(order: Mapping[str, Any]) -> int:
     """
     core = _core_class(order["capabilities"])
     parallel = order["vllm_config"].parallel_config
+    store = None
     try:
-        store = _lead(order) if parallel.data_parallel_size > 1 and not parallel.data_parallel_rank else None
+        if parallel.data_parallel_size > 1 and not parallel.data_parallel_rank:
+            from penstock.engines.vllm.core.leader import lead
+
+            store = lead(order["vllm_config"], order["handshake_address"])
         core.run_engine_core(
             vllm_config=order["vllm_config"],
             executor_class=order["executor_class"],
@@ -84,12 +88,6 @@ def _core_class(capabilities: Collection[str]) -> Any:
 
         core.EngineCoreProc, core.DPEngineCoreProc = AttentiveCore, AttentiveGangCore
     return core.EngineCoreProc
-
-
-def _lead(order: Mapping[str, Any]) -> Any:
-    from penstock.engines.vllm.core.leader import lead
-
-    return lead(order["vllm_config"], order["handshake_address"])
 
 
 def _start_again(environment: Mapping[str, str]) -> NoReturn:

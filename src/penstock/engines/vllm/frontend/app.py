@@ -8,7 +8,6 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -92,7 +91,12 @@ def connect(
     """
     more: dict[str, Any] = {}
     if capabilities.has("scheduler_stats"):
-        more["stat_loggers"] = [partial(_logger, latest)]
+        from penstock.engines.vllm.frontend.stats import SchedulerLogger
+
+        def logger(config: VllmConfig, index: int) -> SchedulerLogger:
+            return SchedulerLogger(latest)
+
+        more["stat_loggers"] = [logger]
     llm = TimedLLM(
         plan.vllm_config,
         plan.executor_class,
@@ -109,12 +113,6 @@ def connect(
 
         WaitingOutputs(llm.engine_core.outputs_queue)
     return llm
-
-
-def _logger(latest: Scheduled, _config: VllmConfig, _index: int) -> Any:
-    from penstock.engines.vllm.frontend.stats import SchedulerLogger
-
-    return SchedulerLogger(latest)
 
 
 async def build_app(llm: AsyncLLM, plan: Plan, capabilities: Capabilities) -> FastAPI:

@@ -51,7 +51,11 @@ class TimedLLM(AsyncLLM):
     async def add_request(self, *args: Any, **kwargs: Any) -> RequestOutputCollector:
         _refuse_unprepared()
         limits.check_words(kwargs["params"] if "params" in kwargs else args[2])
-        await self._pass_gate()
+        self.held += 1
+        try:
+            await self.gate.wait()
+        finally:
+            self.held -= 1
         kwargs["priority"] = ENGINE_PRIORITY[tier.get()] if self._by_class else 0  # whatever the client wrote
         self.entering += 1
         try:
@@ -78,13 +82,6 @@ class TimedLLM(AsyncLLM):
         if sampling_params.structured_outputs is None or _may_fail(self.vllm_config, prompt):
             return outputs
         return _compiled(outputs)
-
-    async def _pass_gate(self) -> None:
-        self.held += 1
-        try:
-            await self.gate.wait()
-        finally:
-            self.held -= 1
 
     async def _add_request(self, request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
         """The base registers a request before encoding it: one that cannot be sent would stay for ever."""
