@@ -17,7 +17,7 @@ from penstock.engines.vllm.frontend.direct_routes import foreign_middleware
 from penstock.engines.vllm.frontend.timing import TimedLLM
 from penstock.engines.vllm.rows.body import chat_body, completion_body
 from penstock.engines.vllm.rows.plain import CHAT, COMPLETIONS
-from penstock.engines.vllm.rows.prompts import ChatPrompts, CompletionPrompts
+from penstock.engines.vllm.rows.prompts import chat_prompts, completion_prompts
 from penstock.engines.vllm.rows.responder import PlainEndpoint, RowResponder
 
 
@@ -29,13 +29,11 @@ async def row_responder(llm: TimedLLM, app: FastAPI) -> RowResponder | None:
     chat, completion = app.state.openai_serving_chat, app.state.openai_serving_completion
     endpoints = dict[str, PlainEndpoint]()
     if type(chat) is OpenAIServingChat and _adds_nothing(chat) and _renders_by_template(chat):
-        prompts, body = ChatPrompts(chat), await chat_body(chat)
-        endpoints[CHAT] = PlainEndpoint("chatcmpl", chat.models.model_name(None), prompts.render, body)
+        render, body = chat_prompts(chat), await chat_body(chat)
+        endpoints[CHAT] = PlainEndpoint("chatcmpl", chat.models.model_name(None), render, body)
     if type(completion) is OpenAIServingCompletion and _adds_nothing(completion):
-        prompts, body = CompletionPrompts(completion), completion_body(completion)
-        endpoints[COMPLETIONS] = PlainEndpoint(
-            "cmpl", completion.models.model_name(None), prompts.render, body
-        )
+        render, body = completion_prompts(completion), completion_body(completion)
+        endpoints[COMPLETIONS] = PlainEndpoint("cmpl", completion.models.model_name(None), render, body)
     return RowResponder(llm, endpoints) if endpoints else None
 
 

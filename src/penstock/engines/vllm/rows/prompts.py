@@ -5,6 +5,7 @@ In each step vLLM's own code, except that nothing is validated again. Importing 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -23,46 +24,38 @@ TOKENS_AT_A_TIME = 256
 Prompt = tuple[EngineInput, SamplingParams]
 
 
-class ChatPrompts:
-    """Of chats."""
+def chat_prompts(serving: Any) -> Callable[[PlainChat], Prompt]:
+    """Renders a chat; raises what vLLM raises for one that it refuses. serving: vLLM's OpenAIServingChat."""
+    blank = ChatCompletionRequest.model_validate({"messages": []})
+    template: Any = serving.online_renderer
+    chat_params = blank.build_chat_params(
+        template.chat_template, template.chat_template_content_format
+    ).with_defaults(merge_kwargs(template.default_chat_template_kwargs, {"tokenize": False}))
 
-    def __init__(self, serving: Any) -> None:
-        """serving: vLLM's OpenAIServingChat."""
-        self._serving = serving
-        self._blank = ChatCompletionRequest.model_validate({"messages": []})
-        template: Any = serving.online_renderer
-        self._chat_params = self._blank.build_chat_params(
-            template.chat_template, template.chat_template_content_format
-        ).with_defaults(merge_kwargs(template.default_chat_template_kwargs, {"tokenize": False}))
-
-    def render(self, plain: PlainChat) -> Prompt:
-        """Raises: what vLLM raises for a request that it refuses."""
+    def render(plain: PlainChat) -> Prompt:
         given = parameters(plain)
-        request = self._blank.model_copy(update=given)
+        request = blank.model_copy(update=given)
         messages: list[Any] = [{"role": one.role, "content": one.content} for one in plain.messages]
-        limits = request.build_tok_params(self._serving.model_config)
-        _, (rendered,) = self._serving.renderer.render_chat([messages], self._chat_params, limits)
+        limits = request.build_tok_params(serving.model_config)
+        _, (rendered,) = serving.renderer.render_chat([messages], chat_params, limits)
         asked = given.get("max_completion_tokens")
         most = given.get("max_tokens") if asked is None else asked
-        return rendered, _sampling(self._serving, request, rendered, most)
+        return rendered, _sampling(serving, request, rendered, most)
+
+    return render
 
 
-class CompletionPrompts:
-    """Of completions."""
+def completion_prompts(serving: Any) -> Callable[[PlainCompletion], Prompt]:
+    """As `chat_prompts`, for completions. serving: vLLM's OpenAIServingCompletion."""
+    blank, config = CompletionRequest.model_validate({"prompt": "any"}), serving.model_config
 
-    def __init__(self, serving: Any) -> None:
-        """serving: vLLM's OpenAIServingCompletion."""
-        self._serving = serving
-        self._blank = CompletionRequest.model_validate({"prompt": "any"})
-
-    def render(self, plain: PlainCompletion) -> Prompt:
-        """Raises: what vLLM raises for a request that it refuses."""
-        given = parameters(plain)
-        request = self._blank.model_copy(update=given)
-        config = self._serving.model_config
+    def render(plain: PlainCompletion) -> Prompt:
+        request = blank.model_copy(update=parameters(plain))
         prompt = parse_model_prompt(config, plain.prompt)
-        (rendered,) = self._serving.renderer.render_cmpl([prompt], request.build_tok_params(config))
-        return rendered, _sampling(self._serving, request, rendered, request.max_tokens)
+        (rendered,) = serving.renderer.render_cmpl([prompt], request.build_tok_params(config))
+        return rendered, _sampling(serving, request, rendered, request.max_tokens)
+
+    return render
 
 
 def _sampling(serving: Any, request: Any, rendered: Any, max_tokens: int | None) -> SamplingParams:
