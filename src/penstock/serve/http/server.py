@@ -153,7 +153,7 @@ class Port:
             self._cut_late()
 
     def _cut_late(self) -> None:
-        """Not in `_sweep`, whose variables would hold the last connection, with its request, until the next."""
+        """Not in `_sweep`, whose variables would hold the last connection and its request until the next."""
         before = asyncio.get_running_loop().time() - limits.HEAD_S
         for connection in list(cast("set[BoundedProtocol]", self._server.server_state.connections)):
             if connection.since <= before:
