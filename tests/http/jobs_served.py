@@ -46,7 +46,7 @@ class Requests:
 
 class _Counted(OpenAIService):
     def __init__(self, requests: Requests, url: str) -> None:
-        super().__init__(url, model="m", max_concurrency=CONCURRENCY)
+        super().__init__(url, model="m", api_key="the-key", max_concurrency=CONCURRENCY)
         self._requests = requests
 
     async def send(self, request: RowRequest) -> Response:

@@ -271,7 +271,10 @@ def test_a_config_that_changed_does_not_go_on_by_itself(tmp_path: Path, command)
     assert command("resume", out, "--model", config)[0] == 0
 
 
-def test_a_model_alone_keeps_the_service_that_the_job_began_with(tmp_path: Path, command):
+def test_a_model_alone_keeps_the_service_that_the_job_began_with(
+    tmp_path: Path, command, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)  # of tests with a cluster in the same process
     put(tmp_path / "in.jsonl", '{"text": ""}\n')
     out = tmp_path / "out.jsonl"
     words = (tmp_path / "in.jsonl", "-o", out, "--prompt", "{text}", *NOWHERE, "--model", "a")
