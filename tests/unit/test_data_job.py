@@ -373,6 +373,26 @@ def test_a_local_file_that_changes_makes_other_engines(tmp_path: Path, monkeypat
     assert [one for one, version in now.items() if before["files"][one] != version] == [name]
 
 
+def test_a_link_to_another_adapter_makes_other_engines(tmp_path: Path):
+    for one in ("v1", "v2"):
+        (tmp_path / one).mkdir()
+        (tmp_path / one / "adapter_config.json").write_text(one)
+    link = tmp_path / "adapters/a"
+    link.parent.mkdir()
+    (link.parent / "cycle").symlink_to(link.parent)
+    config = LLMConfig(
+        model_loading_config={"model_id": "m"},
+        lora_config={"dynamic_lora_loading_path": str(link.parent)},
+    )
+    link.symlink_to(tmp_path / "v1")
+    before = engine_identity(config)["files"]
+    link.unlink()
+    link.symlink_to(tmp_path / "v2")
+    now = engine_identity(config)["files"]
+    assert before.keys() == now.keys() == {"dynamic_lora_loading_path/a/adapter_config.json"}
+    assert before != now
+
+
 async def test_a_journal_that_does_not_say_what_its_answers_depend_on_is_refused(spec):
     older = spec([{"prompt": "x"}], engines=EngineSpec(cli_args=("m",)))
     await job(older).run()

@@ -131,16 +131,22 @@ def _files(config: LLMConfig) -> Iterator[tuple[str, Path]]:
     for name, source in sources.items():
         text = source.bucket_uri if isinstance(source, BucketSource) else source
         if isinstance(text, str) and (path := _local(text)) is not None:
-            for file in [path] if path.is_file() else path.rglob("*"):
-                below = file.relative_to(path)
-                if not any(part.startswith(".") for part in below.parts):
-                    yield f"{name}/{below.as_posix()}", file
+            for file in [path] if path.is_file() else _files_below(path):
+                yield f"{name}/{file.relative_to(path).as_posix()}", file
     for hook in (config.preprocessor, config.postprocessor):
         if isinstance(hook, str) and (module := _module_file(hook.partition(":")[0])) is not None:
             yield hook, Path(module)
     for text in _texts(kwargs):
         if (path := _local(text)) is not None:
             yield text, path
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Files in a folder and its subfolders, also in linked ones, without names that begin with a dot."""
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        above = {one.resolve() for one in (Path(parent), *Path(parent).parents)}  # a link to these is a cycle
+        folders[:] = [one for one in folders if one[0] != "." and Path(parent, one).resolve() not in above]
+        yield from (Path(parent, one) for one in names if one[0] != ".")
 
 
 def _module_file(name: str) -> str | None:
