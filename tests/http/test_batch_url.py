@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from batch_commands import commands, ended, journaled, lines, rows_in, work
 from served import Served, until
@@ -76,6 +77,19 @@ async def test_a_killed_driver_goes_on_where_it_was(served: Served, rows: Path, 
     assert (code, [row["id"] for row in lines(output)]) == (0, list(range(300))), err
     assert f"{300 - ended_before:,} rows in" in out
     assert replica.engine.counts().finished <= 300 + 8
+
+
+async def test_a_killed_command_leaves_the_output_free_at_once(served: Served, rows: Path, command):
+    replica = await served.replica("m", step_base_ms=100)
+    await served.gateway("m")
+    output = rows.with_name("out.jsonl")
+    long = ("--max-tokens", "1000", "--param", "ignore_eos=true")  # no row ends while this test runs
+    process = command(rows, "-o", output, "--url", served.url, "--concurrency", "2", *long)
+    await until(lambda: replica.engine.load().running == 2, limit_s=60)
+    worker = psutil.Process(work(process))
+    process.kill()
+    await asyncio.to_thread(worker.wait, 15)
+    assert manifest_of(storage_path(f"{output}.journal")).stop_reason == "SIGKILL"
 
 
 async def test_while_one_works_a_second_is_refused_and_ctrl_c_stops_it_cleanly(

@@ -187,13 +187,14 @@ async def _signalled(job: Job, signals_fd: int, meter: Meter) -> JobReport:
     def receive() -> None:
         nonlocal last
         heard = os.read(signals_fd, 1)
-        name = signal.Signals(heard[0]).name if heard else signal.Signals.SIGTERM.name
-        if not heard:
+        if not heard:  # the guard was killed: the same command must find the output free
             asyncio.get_running_loop().remove_reader(signals_fd)
-        if time.monotonic() - last > _ONE_SIGNAL_S:
+            job.stop.request(signal.SIGKILL.name)
+            job.stop.force()
+        elif time.monotonic() - last > _ONE_SIGNAL_S:
             last = time.monotonic()
             again = job.stop.requested
-            job.stop.request(name)
+            job.stop.request(signal.Signals(heard[0]).name)
             if not again:
                 meter.on_message("Stopping; rows that run have 30 s to end. Ctrl-C again ends them.")
 
