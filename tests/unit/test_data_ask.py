@@ -155,6 +155,10 @@ def test_vllms_own_logprobs_are_a_chats_and_a_completions():
     [
         ({"max_new_tokens": 4}, {"max_tokens": 4}),
         ({"max_tokens": 4.0}, {"max_tokens": 4}),  # of a column with gaps
+        (  # of a CSV file
+            {"max_tokens": "4", "temperature": " 0.5", "ignore_eos": "True", "seed": "", "stop": "5"},
+            {"max_tokens": 4, "temperature": 0.5, "ignore_eos": True, "stop": "5"},
+        ),
         ({"top_k": np.int64(5), "top_p": np.float64(0.5)}, {"top_k": 5, "top_p": 0.5}),
         ({"guided_choice": ("a", "b")}, {"structured_outputs": {"choice": ["a", "b"]}}),
         ({"guided_decoding": {"regex": "a"}}, {"structured_outputs": {"regex": "a"}}),

@@ -160,7 +160,7 @@ async def test_what_is_stopped_goes_on_where_it_was(spec):
 
 
 async def test_it_stops_when_too_many_rows_have_failed(spec):
-    job_spec = spec([{"prompt": number} for number in range(5000)])
+    job_spec = spec([{"prompt": number} for number in range(20_000)])
     done = await job(job_spec, limits=Limits(failures=10)).run()
     assert done.ended.startswith("budget: ")
 
@@ -212,7 +212,7 @@ async def test_a_job_without_any_answer_begins_anew_with_whatever_is_right(spec,
     done = await job(job_spec).run()
     assert (done.ok, done.failed, done.rows) == (3, 0, 3)
     assert sorted(os.listdir(tmp_path)) == ["in.jsonl", "out.jsonl", "out.jsonl.journal"]
-    with pytest.raises(ConfigError, match=r"begun with template = '\{text\}'"):
+    with pytest.raises(ConfigError, match=r"begun with prompt = '\{text\}'"):
         continued(spec(rows))
 
 
@@ -393,6 +393,47 @@ def test_a_link_to_another_adapter_makes_other_engines(tmp_path: Path):
     assert before != now
 
 
+def test_a_new_adapter_beside_those_that_answered_changes_nothing(tmp_path: Path, spec):
+    def with_adapters(*names: str) -> EngineSpec:
+        for name in names:
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "adapter_config.json").write_text(name)
+        lora = {"dynamic_lora_loading_path": str(tmp_path)}
+        config = LLMConfig(model_loading_config={"model_id": "m"}, lora_config=lora)
+        return EngineSpec(cli_args=("m",), answers=engine_identity(config))
+
+    first = spec([{"prompt": "x"}], engines=with_adapters("a"))
+    check_continuation(first, msgspec.structs.replace(first, engines=with_adapters("b")))
+    (tmp_path / "a" / "more").write_text("x")
+    with pytest.raises(ConfigError, match="loading_path/a/more was None"):
+        check_continuation(first, msgspec.structs.replace(first, engines=with_adapters()))
+
+
+@pytest.mark.parametrize("changed", ["hooks/prepare.py", "hooks/words.py", "beside.py", "hooks/__init__.py"])
+def test_what_a_hook_imports_belongs_to_what_answers_depend_on(tmp_path: Path, monkeypatch, changed: str):
+    files = {
+        "hooks/__init__.py": "",
+        "hooks/prepare.py": "import json, penstock, torch\nfrom . import words\nimport beside\n1 / 0",
+        "hooks/words.py": "WORD = 'a'",
+        "beside.py": "",
+        "other.py": "",
+    }
+    (tmp_path / "hooks").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = engines(preprocessor="hooks.prepare:prepare")
+    assert set(before.identity["files"]) == {
+        "hooks.py",
+        "hooks.prepare.py",
+        "hooks.words.py",
+        "beside.py",
+    }
+    (tmp_path / changed).write_text("import os")
+    now = engines(preprocessor="hooks.prepare:prepare")
+    assert now.identity["files"] != before.identity["files"]
+
+
 async def test_a_journal_that_does_not_say_what_its_answers_depend_on_is_refused(spec):
     older = spec([{"prompt": "x"}], engines=EngineSpec(cli_args=("m",)))
     await job(older).run()
@@ -497,6 +538,42 @@ async def test_what_a_row_lacks_is_empty_in_its_prompt(spec):
     job_spec = spec(rows, template="<{text!s}|{n:>3}|{deep[x]}>")
     await job(job_spec).run()
     assert [row["generated_text"] for row in read(job_spec.output)] == ["<a||>", "<|  2|1>"]
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [("{a.b}", "one"), ("{a[b]}", "two"), ("{c.d}{c.e[0]}", "three4"), ("{a.b!r}", "'one'")],
+)
+async def test_names_in_braces_are_columns_and_what_is_in_them(spec, template: str, prompt: str):
+    job_spec = spec([{"a.b": "one", "a": {"b": "two"}, "c": {"d": "three", "e": [4]}}], template=template)
+    await job(job_spec).run()
+    assert [row["generated_text"] for row in read(job_spec.output)] == [prompt]
+
+
+@pytest.mark.parametrize("template", ["{prompt.upper}", "{prompt:.2q}", "{prompt.__class__}"])
+async def test_a_template_that_fits_no_row_is_refused_before_any_row_fails(spec, template: str):
+    with pytest.raises(ConfigError, match="No row goes into the text of --prompt"):
+        await job(spec(texts(3), template=template)).run()
+
+
+async def test_a_limit_that_is_reached_with_the_last_row_stops_nothing(spec):
+    job_spec = spec(texts(3))
+    assert (await job(job_spec, limits=Limits(tokens=18)).run()).ended == "finished"
+
+
+async def test_the_state_of_a_job_says_why_it_failed(spec, monkeypatch):
+    def refused(*_: object) -> None:
+        raise Unavailable("no key")
+
+    job_spec = spec(texts(3))
+    monkeypatch.setattr("penstock.data.job.job.OutputWriter.write", refused)
+    with pytest.raises(Unavailable):
+        await job(job_spec).run()
+    found = manifest.read(job_spec.journal)
+    assert found is not None
+    assert found.stop_reason == "failed: no key"
+    monkeypatch.undo()
+    assert (await job(job_spec).run()).run_rows == 0
 
 
 async def test_an_answer_that_breaks_our_own_code_fails_its_row_alone(spec, monkeypatch):

@@ -80,6 +80,20 @@ def test_removing_what_is_not_there_does_nothing(root):
     assert not (root / "a.txt").exists()
 
 
+def test_linked_folders_are_listed_and_cycles_are_not_followed(tmp_path: Path):
+    for name in ("in/a/1.jsonl", "elsewhere/2.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / "in/linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "in/a/up").symlink_to(tmp_path / "in")
+    (tmp_path / "elsewhere/back").symlink_to(tmp_path / "in/a")
+    assert [file.name for file in storage_path(tmp_path / "in").files()] == [
+        "a/1.jsonl",
+        "linked/2.jsonl",
+        "linked/back/1.jsonl",
+    ]
+
+
 def test_a_glob_finds_files_of_its_ending_only(root):
     for name in ("b.jsonl", "a.jsonl", "c.csv"):
         (root / name).write(b"x")

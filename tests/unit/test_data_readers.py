@@ -68,7 +68,7 @@ def test_csv_cells_are_texts_also_over_lines(tmp_path: Path):
 def test_a_csv_row_with_a_cell_too_few_says_so(tmp_path: Path):
     (tmp_path / "a.csv").write_text("a,b\n1\n2,3\n")
     first, second = rows(tmp_path / "a.csv")
-    assert first.fault == "The row has 1 cells, but the header names 2 columns."
+    assert first.fault == "The header names 2 columns; cells of the row: 1."
     assert second.fields == {"a": "2", "b": "3"}
 
 

@@ -263,6 +263,18 @@ def test_only_what_this_output_left_is_swept(tmp_path: Path, rows):
     assert (tmp_path / other).exists()
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_own_columns_come_first_also_those_that_only_later_rows_have(tmp_path: Path, form: str):
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a", "id": 1}\n{"prompt": "b", "late": 2}\n')
+    written(tmp_path, "in.jsonl", f"out.{form}", [ok()] * 2, answer_column="answer")
+    if form == "csv":
+        with (tmp_path / "out.csv").open() as file:
+            names = next(csv.reader(file))
+    else:
+        names = pq.read_schema(tmp_path / "out.parquet").names
+    assert names == ["prompt", "id", "late", "answer", "error"]
+
+
 def test_a_csv_file_without_rows_has_a_header(tmp_path: Path):
     (tmp_path / "in.jsonl").write_text("")
     written(tmp_path, "in.jsonl", "out.csv", [])

@@ -168,6 +168,7 @@ def resume(
     api_key: options.Key = None,
     replicas: options.Replicas = None,
     address: options.Address = None,
+    limit: options.Limit = None,
     max_seconds: options.MaxSeconds = None,
     max_total_tokens: options.MaxTotalTokens = None,
     max_failures: options.MaxFailures = None,
@@ -201,7 +202,7 @@ def resume(
             engines = _changed(began, replicas, deployment)
     except Exception as error:
         _fail(error)
-    _start(context, output, engines=engines, url=url, retry_failed=retry_failed)
+    _start(context, output, engines=engines, url=url, limit=limit, retry_failed=retry_failed)
 
 
 @batch.command()
@@ -358,7 +359,9 @@ def _defaults(params: list[str], max_tokens: int | None) -> dict[str, Any]:
             raise ConfigError(f"--param {param!r} is not YAML; quote it, as in 'stop=\"[1\"'.") from error
         except BadRequest as error:
             raise ConfigError(str(error)) from error
-    return {**found, **({"max_tokens": max_tokens} if max_tokens is not None else {})}
+    if max_tokens is not None and found.setdefault("max_tokens", max_tokens) != max_tokens:
+        raise ConfigError("--max-tokens and --param max_tokens differ; give one of them.")
+    return found
 
 
 def _absolute(spec: Any) -> Any:

@@ -36,7 +36,7 @@ from penstock.data.job.validation import continued, find_job_input, finished_rep
 from penstock.data.journal.index import Index
 from penstock.data.journal.lock import is_locked
 from penstock.data.storage.paths import StoragePath
-from penstock.errors import ConfigError, EngineStartFailed, Error
+from penstock.errors import ConfigError, EngineStartFailed, Error, SourceNotFound
 from penstock.processes.tree import end_descendants
 from penstock.temporary_folder import temporary_folder
 
@@ -49,7 +49,9 @@ _ONE_SIGNAL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class BatchRun:
-    """The options of one run. spec: None to continue the job of `output`. url: as given to `resume`."""
+    """The options of one run. spec: None to continue the job of `output`; then url and limit are as given to
+    `resume`.
+    """
 
     output: str
     command: CommandOptions
@@ -57,6 +59,7 @@ class BatchRun:
     engines: EngineSpec | None = None
     limits: Limits | None = None
     prices: Prices | None = None
+    limit: int | None = None
     report: str | None = None
     url: str | None = None
     api_key: str | None = None
@@ -155,6 +158,8 @@ def _spec(batch_run: BatchRun) -> JobSpec:
         if batch_run.engines is not None:
             engines = _with_model(batch_run.engines, spec.engines)
             spec = msgspec.structs.replace(spec, engines=engines)
+        if batch_run.limit is not None:
+            spec = msgspec.structs.replace(spec, limit=batch_run.limit)
         if batch_run.api_key is not None and spec.engines.url != batch_run.url:
             journal = JobSpec(inputs=(), output=batch_run.output).journal
             _check_key_recipient(spec.engines.url, journal, batch_run.api_key)
@@ -213,7 +218,7 @@ def _code(done: JobReport, *, fail_on_errors: bool) -> int:
 def _explain(error: Exception, output: Output) -> int:
     output.note("".join(traceback.format_exception(error)))
     print(f"penstock batch: {sentence(error)}", file=output.err)
-    bad = isinstance(error, ConfigError)
+    bad = isinstance(error, ConfigError | SourceNotFound)
     if output.log is not None and not bad:
         print(f"Full log: {output.log}.", file=output.err)
     return _BAD_CONFIG if bad else _FAILED
@@ -296,8 +301,8 @@ def _print(found: Preview) -> None:
         print(found.note)
     for number, prompt in found.prompts:
         print(f"\nRow {number}:\n{prompt}")
-    print(f"\n{found.good:,} of {found.rows:,} rows can become requests.", end=" ")
-    print(f"{found.same:,} of them repeat another one and get its answer." if found.same else "")
+    same = f" {found.same:,} of them repeat another one and get its answer." if found.same else ""
+    print(f"\n{found.good:,} of {found.rows:,} rows can become requests.{same}")
     for number, fault in found.faults:
         print(f"Row {number}: {fault}", file=sys.stderr)
     if found.skipped:
@@ -331,4 +336,4 @@ def status(output: str, *, as_json: bool) -> int:
 def _state(found: manifest.JobManifest, journal: StoragePath) -> str:
     if found.stop_reason is not None:
         return found.stop_reason
-    return "running" if is_locked(journal) else "killed"
+    return "running" if is_locked(journal) else "interrupted"

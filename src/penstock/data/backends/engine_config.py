@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
+import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
+from contextlib import suppress
+from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,6 +17,7 @@ from penstock.config import Settings
 from penstock.config.messages.redact import is_secret, masked
 from penstock.config.schema.sections import TASKS, BucketSource
 from penstock.data.rows.request import Kind
+from penstock.data.storage.paths import LocalPath
 from penstock.layers.adapters import AdapterDownloader
 
 if TYPE_CHECKING:
@@ -131,31 +135,30 @@ def _files(config: LLMConfig) -> Iterator[tuple[str, Path]]:
     for name, source in sources.items():
         text = source.bucket_uri if isinstance(source, BucketSource) else source
         if isinstance(text, str) and (path := _local(text)) is not None:
-            for file in [path] if path.is_file() else _files_below(path):
-                yield f"{name}/{file.relative_to(path).as_posix()}", file
+            for file in LocalPath(path).files():
+                if not any(part.startswith(".") for part in file.name.split("/")):
+                    yield f"{name}/{file.name or '.'}", path / file.name
     for hook in (config.preprocessor, config.postprocessor):
-        if isinstance(hook, str) and (module := _module_file(hook.partition(":")[0])) is not None:
-            yield hook, Path(module)
+        if isinstance(hook, str):
+            yield from _modules(hook.partition(":")[0])
     for text in _texts(kwargs):
         if (path := _local(text)) is not None:
             yield text, path
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
-    """Files in a folder and its subfolders, also in linked ones, without names that begin with a dot."""
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        above = {one.resolve() for one in (Path(parent), *Path(parent).parents)}  # a link to these is a cycle
-        folders[:] = [one for one in folders if one[0] != "." and Path(parent, one).resolve() not in above]
-        yield from (Path(parent, one) for one in names if one[0] != ".")
+def _modules(name: str) -> Iterator[tuple[str, Path]]:
+    """The files of a module and of what it imports, without installed packages. Runs none of them.
 
-
-def _module_file(name: str) -> str | None:
-    """None for a module that is not on this machine, as one of a `runtime_env`."""
-    try:
-        found = find_spec(name)
-    except (ImportError, ValueError):
-        return None
-    return found and found.origin
+    Nothing for a module that is not on this machine, as one of a `runtime_env`.
+    """
+    python = sysconfig.get_path("stdlib")
+    own = [one for one in sys.path if not one.startswith(python) and not one.endswith("-packages")]
+    finder = ModuleFinder([one or "." for one in own], excludes=["penstock"])
+    with suppress(ImportError, SyntaxError, OSError, ValueError):
+        finder.import_hook(name)
+    for found, module in sorted(finder.modules.items()):
+        if (file := getattr(module, "__file__", None)) is not None:
+            yield f"{found}.py", Path(file)
 
 
 def _local(source: str) -> Path | None:

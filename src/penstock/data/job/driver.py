@@ -137,6 +137,8 @@ class Driver:
     def _pending(self, rows: Iterable[PendingRow | Entry]) -> Iterator[PendingRow]:
         """Rows to run; the others are written to the journal. On the reader's thread."""
         for row in rows:
+            if self.stop.requested:
+                return
             if isinstance(row, PendingRow):
                 yield row
             else:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import shutil
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -100,11 +100,16 @@ class Job:
                 self._listener.on_message(_CUT)
             other = await asyncio.to_thread(_reused_index, self.spec, self._spool / "other")
             try:
-                reason = await self._run_rows(lock, other)
+                return await self._finish(await self._run_rows(lock, other), lock)
+            except Exception as error:
+                with suppress(Exception):  # such as a full disk, or another driver that has taken over
+                    await asyncio.to_thread(lock.check)
+                    failed_now = msgspec.structs.replace(self._manifest, stop_reason=f"failed: {error}")
+                    await asyncio.to_thread(manifest.write, self._journal, failed_now)
+                raise
             finally:
                 if other is not None:
                     await asyncio.to_thread(other.close)
-            return await self._finish(reason, lock)
 
     @asynccontextmanager
     async def _locked(self) -> AsyncGenerator[JobLock]:
@@ -176,7 +181,7 @@ class Job:
             await driver.run(rows, group=self.spec.group_prefixes)
             await asyncio.to_thread(index.close)
             total = rows.total
-            if self.stop.reason is not None:
+            if self.stop.reason is not None and not self._has_run_all():
                 if (failure := self._on_stop()) is None:
                     return self.stop.reason
                 total = await asyncio.to_thread(self._fail_unfinished, failure)
@@ -186,6 +191,11 @@ class Job:
             if await self._is_complete(total):
                 return FINISHED
         raise Error("The journal still lacks rows after they were run. Check its disk.")
+
+    def _has_run_all(self) -> bool:
+        """Whether a stop came after the last row."""
+        total = self._within_limit(self._manifest.total)
+        return total is not None and self.stats.before + self.stats.completed >= total
 
     def _fail_unfinished(self, failure: Failure) -> int:
         """Gives the failure to each row without an outcome. Returns the number of all rows."""

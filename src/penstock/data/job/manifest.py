@@ -18,7 +18,7 @@ _NAME = "job.json"
 class JobManifest(
     msgspec.Struct, frozen=True, kw_only=True, rename={"spec": "order", "stop_reason": "ended"}
 ):
-    """stop_reason: why the last driver stopped; None while it runs, or after it was killed.
+    """stop_reason: why the last driver stopped; None while it runs, or after it was killed or its disk full.
 
     total: rows of the input, once they are counted.
     """

@@ -58,12 +58,11 @@ class OutputWriter:
         return [*self._write_good(index), *failed]
 
     def _write_good(self, index: Index) -> list[str]:
-        make_row, known = self._answer_line, dict[str, Any]()
+        make_row, ours = self._answer_line, dict[str, Any]()
         if not self._spec.is_openai_batch:
-            make_row = self._result_row
-            known = {**self._known(self._result_types), **self._result_types}
+            make_row, ours = self._result_row, self._result_types
         states = ("ok", "skipped") if self._spec.answer_column is None else ("ok", "skipped", "failed")
-        return self._write(self._spec.output_path, index, states, make_row, known, self._spec.is_folder)
+        return self._write(self._spec.output_path, index, states, make_row, ours, self._spec.is_folder)
 
     def _write_failed(self, index: Index) -> list[str]:
         failed: list[tuple[StoragePath, MakeRow]] = [
@@ -74,8 +73,7 @@ class OutputWriter:
         files: list[str] = []
         for to, make_row in failed:
             if index.counts()["failed"] and self._spec.answer_column is None:
-                known = {**self._known(("error",)), "error": ERROR}
-                files += self._write(to, index, ("failed",), make_row, known)
+                files += self._write(to, index, ("failed",), make_row, {"error": ERROR})
             else:
                 to.remove()
         return files
@@ -86,17 +84,17 @@ class OutputWriter:
         index: Index,
         states: Sequence[str],
         make_row: MakeRow,
-        known: Mapping[str, Any],
+        ours: Mapping[str, Any],
         folder: bool = False,
     ) -> list[str]:
-        """known: Arrow types of columns, as far as they are known."""
+        """ours: Arrow types of the columns that come after the user's own."""
 
         def rows() -> Iterator[OutputRow]:
             for row, end in self._completed(index, states):
                 size_bytes = row.size_bytes + len(end.body or b"")
                 yield OutputRow(row.number, size_bytes, make_row(row, end))
 
-        schema = self._writer.infer_schema(rows(), known)
+        schema = self._writer.infer_schema(rows(), {**self._known(ours), **ours}, ours)
         while misfits := self._write_files(to, rows(), schema, folder):
             schema = with_json_columns(schema, misfits)
         return [to.url]

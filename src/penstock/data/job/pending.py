@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import takewhile
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -126,6 +126,8 @@ class RequestBuilder:
             raise ConfigError("--prompt does not go with --task score: rows need 'text_1' and 'text_2'.")
         if spec.system is not None and spec.template is None:
             raise ConfigError("--system goes with --prompt; rows with messages have their own.")
+        if spec.system is not None and not spec.chat:
+            raise ConfigError("--system goes with a chat; with --no-chat write its text into --prompt.")
         if spec.kind != "generate" and (spec.system is not None or not spec.chat):
             what = "--system" if spec.system is not None else "--no-chat"
             raise ConfigError(f"{what} has no effect with --task {spec.kind}; leave it out.")
@@ -143,6 +145,15 @@ class RequestBuilder:
         except BadRequest as error:
             raise ConfigError(f"--param: {error}") from error
         self._salt = msgspec.json.encode((spec.kind, spec.engines.identity), order="sorted")
+
+    def template_fault(self, fields: Mapping[str, Any]) -> str | None:
+        """Why no prompt can be made of these columns."""
+        try:
+            assert self._template is not None
+            self._template.fields(fields)
+        except BadRequest as error:
+            return str(error)
+        return None
 
     def pending_row(self, row: InputRow) -> PendingRow | None:
         """The row with its request; None for a row to skip, where all columns in --prompt are empty.

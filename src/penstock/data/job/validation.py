@@ -21,6 +21,7 @@ from penstock.data.job.spec import JobSpec
 from penstock.data.journal.index import Index
 from penstock.data.rows.coerce import truncate
 from penstock.data.rows.input_columns import INPUTS, is_batch_line, required_input
+from penstock.data.rows.template import column_of
 from penstock.data.storage.paths import StoragePath, storage_path
 from penstock.data.storage.readers import FileFormat
 from penstock.data.storage.source import InputFiles, find_input
@@ -109,13 +110,18 @@ def check_columns(spec: JobSpec, source: InputFiles) -> None:
                 "columns, as in 'Summarise: {text}'."
             )
         return
-    columns = RequestBuilder(spec).columns
-    for name in sorted(columns.keys() - set(there)):
+    builder = RequestBuilder(spec)
+    columns = builder.columns
+    for given in sorted(columns):
+        if (name := column_of(given, there)) in there:
+            continue
         close = difflib.get_close_matches(name, there, 1)
-        meant = f" Did you mean {close[0]!r}?" if close else ""
+        meant = f" Did you mean {close[0]!r}?" if close else " For a brace write {{ or }}."
         if source.format == "csv" and len(there) == 1 and any(mark in there[0] for mark in ";\t|"):
             meant = " Columns of a CSV file are separated by commas."
-        raise ConfigError(f"{columns[name]} names the column {name!r}; the input has {have}.{meant}")
+        raise ConfigError(f"{columns[given]} names the column {name!r}; the input has {have}.{meant}")
+    if rows and all(faults := [builder.template_fault(fields) for fields in rows]):
+        raise ConfigError(f"No row goes into the text of --prompt. {faults[0]}")
 
 
 def check_custom_ids(source: InputFiles) -> None:
@@ -206,7 +212,8 @@ def discard(before: JobManifest) -> None:
     spec, form = before.spec, output_format(before.spec, before.source.format)
     written = [failed_path(spec, form), *([errors_path(spec)] if spec.is_openai_batch else [])]
     if spec.is_folder:
-        written += [spec.output_path / file.name for file in spec.output_path.files()]
+        parts = (file.name for file in spec.output_path.files(1))
+        written += [spec.output_path / name for name in parts if not name.endswith("/")]
     elif spec.output_path.exists():
         written.append(spec.output_path)
     segments = [file.name for file in spec.journal.files() if file.name.endswith(".jsonl")]
@@ -227,7 +234,7 @@ def check_continuation(before: JobSpec, spec: JobSpec) -> None:
             f"'{spec.output}' was begun by an earlier version of Penstock, which did not store what its "
             f"answers depend on. {anyway}"
         )
-    if other := list(_differences(began.identity, now.identity)):
+    if other := list(_differences(began.identity, _without_new_adapters(now.identity, began.identity))):
         more = f" (and {len(other) - _SHOWN} more)" if len(other) > _SHOWN else ""
         raise ConfigError(
             f"'{spec.output}' was begun with other engines, and would hold answers of both: "
@@ -240,14 +247,27 @@ def check_continuation(before: JobSpec, spec: JobSpec) -> None:
     if before.limit is None and spec.limit is not None:
         raise ConfigError(f"'{spec.output}' was begun without a limit, which can be raised, not lowered.")
     if other := manifest.differing_fields(before, spec):
-        name, began, now = other[0], getattr(before, other[0]), getattr(spec, other[0])
+        began, now = getattr(before, other[0]), getattr(spec, other[0])
         raise ConfigError(
-            f"'{spec.output}' was begun with {name} = {began!r}, not {now!r}. "
+            f"'{spec.output}' was begun with {_ARGUMENTS.get(other[0], other[0])} = {began!r}, not {now!r}. "
             f"Go on as it was begun (`penstock batch resume`), or {_begin_anew(spec)}"
         )
 
 
 _SHOWN = 3
+_ARGUMENTS = {"template": "prompt", "kind": "task", "defaults": "params", "prompts_as_messages": "chat"}
+"""Names that users know of fields of a spec."""
+
+
+def _without_new_adapters(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """`now` without files of adapters that were not there before, and so answered no row."""
+
+    def folder(name: str) -> str:
+        return "/".join(name.split("/")[:2]) if name.startswith("dynamic_lora_loading_path/") else ""
+
+    there = {folder(name) for name in before.get("files", ())} | {""}
+    files = {name: version for name, version in now.get("files", {}).items() if folder(name) in there}
+    return {**now, "files": files} if "files" in now else now
 
 
 def _differences(before: Any, now: Any, name: str = "") -> Iterator[str]:

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
@@ -96,6 +97,9 @@ def expect(value: Any, where: str, wanted: str) -> Any:
     if wanted in ("object", "objects"):
         value = parse_json(value, where)
     value = to_json(value, where)
+    if wanted in ("whole", "number", "bool") and isinstance(value, str):
+        with suppress(ValueError):
+            value = json.loads(value.strip().lower())  # a cell of a CSV file
     if wanted == "whole" and isinstance(value, float) and value.is_integer():
         value = int(value)  # a column of integers with nulls becomes floats in some tables
     fits, words = _TYPES[wanted]

@@ -79,8 +79,9 @@ def check_columns(fields: Mapping[str, Any], kind: Kind) -> None:
     for name in odd:
         if close := difflib.get_close_matches(str(name), INPUTS[kind], 1, 0.8):
             raise invalid_field(str(name), f"is not known: did you mean {close[0]}?")
-    there = ", ".join(map(str, fields)) or "nothing"
-    raise BadRequest(f"The row has no {_WANTED[kind]}; it has {truncate(there)}.", param=INPUTS[kind][0])
+    nulls = [f"its {name} is null" for name in INPUTS[kind] if name in fields]
+    there = f"it has {truncate(', '.join(map(str, fields)) or 'nothing')}"
+    raise BadRequest(f"The row has no {_WANTED[kind]}; {[*nulls, there][0]}.", param=INPUTS[kind][0])
 
 
 def check_defaults(defaults: Mapping[str, Any], kind: Kind) -> None:

@@ -121,7 +121,10 @@ def _set(found: Fields, name: str, value: Any, where: str, kind: Kind) -> None:
     if value is None or name == "stream" or name in _IGNORED:
         return
     name, value = _renamed(name, value, where)
-    value = expect(value, where, PARAMETERS[kind].get(name, "any"))
+    wanted = PARAMETERS[kind].get(name, "any")
+    if isinstance(value, str) and not value and wanted != "text":  # an empty cell of a CSV file
+        return
+    value = expect(value, where, wanted)
     if name in found and found[name] != value:
         raise invalid_field(
             where,

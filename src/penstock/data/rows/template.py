@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import string
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import msgspec
@@ -15,8 +16,8 @@ from penstock.errors import BadRequest, ConfigError
 class PromptTemplate:
     """`Summarise: {text}`, as the request of a row.
 
-    columns: that it names, each with what does. system: a template of the system message, or of text before
-    the prompt where there is no chat.
+    columns: that it names, each with what does; `{a.b}` is the column of that name, or `b` in the column `a`.
+    system: a template of the system message.
     """
 
     def __init__(
@@ -36,15 +37,14 @@ class PromptTemplate:
 
     def is_blank(self, row: Mapping[str, Any]) -> bool:
         """Whether all columns that the prompt names are there, and empty."""
-        return all(_is_empty(row.get(name, row)) for name in self._asked)
+        return all(_is_empty(row.get(column_of(name, row), row)) for name in self._asked)
 
     def fields(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """Raises: BadRequest when the row cannot fill it in."""
-        if missing := self.columns.keys() - row.keys():
-            raise BadRequest(
-                f"{self.columns[min(missing)]} names the column {min(missing)!r}; the row has "
-                f"{', '.join(map(str, row))}."
-            )
+        for name, what in self.columns.items():
+            if (column := column_of(name, row)) not in row:
+                have = ", ".join(map(str, row))
+                raise BadRequest(f"{what} names the column {column!r}; the row has {have}.")
         try:
             text = _FORMATTER.vformat(self._text, (), row)
             system = None if self._system is None else _FORMATTER.vformat(self._system, (), row)
@@ -54,13 +54,23 @@ class PromptTemplate:
         if self._kind != "generate":
             return {"input": text}
         if not self._chat:
-            return {"prompt": (system or "") + text}
+            return {"prompt": text}
         before = [{"role": "system", "content": system}] if system is not None else []
         return {"messages": [*before, {"role": "user", "content": text}]}
 
 
+def column_of(name: str, columns: Container[str]) -> str:
+    """The column that a name in braces reads: the whole name, or what is before a `.` or `[`."""
+    return name if name in columns else re.split(r"[.\[]", name, maxsplit=1)[0]
+
+
 class _Formatter(string.Formatter):
-    """Writes lists and dicts as JSON, and null as an empty string."""
+    """Writes lists and dicts as JSON, and null as an empty string. Reads items, no attributes."""
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        column = column_of(field_name, kwargs)
+        path = re.sub(r"\.([^.\[]+)", r"[\1]", field_name[len(column) :])
+        return super().get_field(f"_{path}", (), {"_": kwargs[column]})
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
         return value if value is None else super().convert_field(value, conversion)
@@ -86,7 +96,7 @@ def _columns(template: str, what: str) -> frozenset[str]:
         ) from error
     if "" in names:
         raise ConfigError(f"{what} {template!r} has braces without the name of a column in them.")
-    return frozenset(name.partition(".")[0].partition("[")[0] for name in names)
+    return frozenset(names)
 
 
 def _is_empty(value: object) -> bool:

@@ -135,14 +135,16 @@ class LocalPath:
         return self._path.exists()
 
     def files(self, depth: int | None = None) -> list[File]:
-        """Every file below it; a file is listed alone, under the name "". Empty when there is nothing.
+        """Every file below it, in linked folders, too; a file is listed alone, under the name "". Empty when
+        there is nothing.
 
         depth: levels of folders to list. Folders below them are listed, under names that end with "/".
         """
         if self._path.is_file():
             return list(self._stat([self._path]))
         found: list[File] = []
-        for folder, folders, names in os.walk(self._path, onerror=_not_listed):
+        for folder, folders, names in os.walk(self._path, onerror=_not_listed, followlinks=True):
+            folders[:] = _without_cycles(Path(folder), folders)
             found += self._stat(Path(folder, name) for name in names)
             below = Path(folder).relative_to(self._path)
             if len(below.parts) + 1 == depth:
@@ -186,6 +188,14 @@ class LocalPath:
     def remove(self) -> None:
         """Does nothing when it does not exist."""
         self._path.unlink(missing_ok=True)
+
+
+def _without_cycles(folder: Path, names: list[str]) -> list[str]:
+    """The subfolders without links to the folder or to those above it."""
+    if not any((folder / name).is_symlink() for name in names):
+        return names
+    above = {one.resolve() for one in (folder, *folder.parents)}
+    return [name for name in names if (folder / name).resolve() not in above]
 
 
 def _not_listed(error: OSError) -> None:

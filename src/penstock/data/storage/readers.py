@@ -199,7 +199,7 @@ def _celled(names: list[str], cells: list[str], number: int) -> InputRow:
     size_bytes = sum(map(len, cells))
     if len(cells) == len(names):
         return InputRow(number, dict(zip(names, cells, strict=True)), size_bytes)
-    fault = f"The row has {len(cells)} cells, but the header names {len(names)} columns."
+    fault = f"The header names {len(names)} columns; cells of the row: {len(cells)}."
     return InputRow(number, None, size_bytes, msgspec.json.encode(cells), fault)
 
 

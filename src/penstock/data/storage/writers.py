@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
@@ -40,7 +40,9 @@ class TypeMismatch(Exception):
 class JsonLines:
     """Each line has the columns of its row, so there is no schema."""
 
-    def infer_schema(self, rows: Iterable[OutputRow], known_types: Mapping[str, Any]) -> None:
+    def infer_schema(
+        self, rows: Iterable[OutputRow], known_types: Mapping[str, Any], last: Collection[str] = ()
+    ) -> None:
         return None
 
     def write(self, file: IO[bytes], rows: Iterable[OutputRow], schema: None) -> None:
@@ -57,8 +59,10 @@ class Csv:
 
     delimiter: str = ","
 
-    def infer_schema(self, rows: Iterable[OutputRow], known_types: Mapping[str, Any]) -> list[str]:
-        return list(dict.fromkeys(name for row in rows for name in row.columns)) or list(known_types)
+    def infer_schema(
+        self, rows: Iterable[OutputRow], known_types: Mapping[str, Any], last: Collection[str] = ()
+    ) -> list[str]:
+        return _ordered(dict.fromkeys(name for row in rows for name in row.columns) or known_types, last)
 
     def write(self, file: IO[bytes], rows: Iterable[OutputRow], schema: list[str]) -> None:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
@@ -72,7 +76,9 @@ class Csv:
 class Parquet:
     """Typed columns. A column whose rows have no common type holds JSON text."""
 
-    def infer_schema(self, rows: Iterable[OutputRow], known_types: Mapping[str, Any]) -> Any:
+    def infer_schema(
+        self, rows: Iterable[OutputRow], known_types: Mapping[str, Any], last: Collection[str] = ()
+    ) -> Any:
         """An Arrow schema and the names of the columns that hold JSON text. It has all known columns."""
         import pyarrow as pa
 
@@ -92,7 +98,7 @@ class Parquet:
             if _is_empty(kind):  # Parquet has no type for a struct without fields
                 mixed.add(name)
                 types[name] = pa.string()
-        return pa.schema(list(types.items())), mixed
+        return pa.schema([(name, types[name]) for name in _ordered(types, last)]), mixed
 
     def write(self, file: IO[bytes], rows: Iterable[OutputRow], schema: Any) -> None:
         """Raises: TypeMismatch, when all rows must be written again with another schema."""
@@ -128,7 +134,8 @@ def with_json_columns(schema: Any, names: set[str]) -> Any:
 
 
 Writer = JsonLines | Csv | Parquet
-"""Of one format. Its schema is shared by all files of an output; to infer it, all rows are read once."""
+"""Of one format. Its schema is shared by all files of an output; to infer it, all rows are read once. Columns
+in `last` come after those that are not."""
 
 WRITERS: Mapping[FileFormat, Writer] = {
     "jsonl": JsonLines(),
@@ -136,6 +143,11 @@ WRITERS: Mapping[FileFormat, Writer] = {
     "tsv": Csv("\t"),
     "parquet": Parquet(),
 }
+
+
+def _ordered(names: Iterable[str], last: Collection[str]) -> list[str]:
+    there = list(names)
+    return [name for name in there if name not in last] + [name for name in last if name in there]
 
 
 def _batched(rows: Iterable[OutputRow]) -> Iterator[list[Mapping[str, Any]]]:
