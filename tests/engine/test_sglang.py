@@ -130,7 +130,7 @@ async def test_a_biased_token_is_taken_and_a_stop_token_ends(sglang: Served):
 @pytest.mark.parametrize(
     "params",
     [
-        {"seed": 3},
+        {"seed": 3, "temperature": 1},
         {"prompt_logprobs": 1},
         {"bad_words": ["sum"]},
         {"allowed_token_ids": [5]},
@@ -144,7 +144,7 @@ async def test_a_biased_token_is_taken_and_a_stop_token_ends(sglang: Served):
     ],
 )
 async def test_what_sglang_cannot_do_is_refused_by_name(sglang: Served, params: dict[str, Any]):
-    (name,) = params
+    name = next(iter(params))
     with pytest.raises(BadRequest, match=name):
         await generate(sglang, **params)
     for path, prompt in ((COMPLETIONS, {"prompt": PROMPT}), (CHAT, {"messages": SUM})):
