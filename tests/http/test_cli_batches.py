@@ -34,6 +34,8 @@ async def test_a_submitted_batch_may_be_left_and_taken_up(jobs, tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = await process.communicate()
     assert (process.returncode, b"The same command takes it up" in err) == (130, True), err
+    refused = await run(*submit(jobs, source, output, "--window", "7d"))
+    assert (refused.code, "has the window 24h" in refused.err) == (2, True), refused
     ended = await run(*submit(jobs, source, output))
     assert ended.code == 0, ended
     assert len(output.read_text().splitlines()) == 40

@@ -556,6 +556,17 @@ async def test_a_template_that_fits_no_row_is_refused_before_any_row_fails(spec,
         await job(spec(texts(3), template=template)).run()
 
 
+async def test_columns_that_are_sent_as_parameters_are_told(spec):
+    told: list[str] = []
+
+    class Listener(ProgressListener):
+        def on_message(self, text: str) -> None:
+            told.append(text)
+
+    await job(spec([{"prompt": "x", "n": 1, "id": 3}]), listener=Listener()).run()
+    assert "Columns taken as parameters of the requests: n." in told
+
+
 async def test_a_limit_that_is_reached_with_the_last_row_stops_nothing(spec):
     job_spec = spec(texts(3))
     assert (await job(job_spec, limits=Limits(tokens=18)).run()).ended == "finished"

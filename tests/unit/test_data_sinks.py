@@ -275,6 +275,13 @@ def test_own_columns_come_first_also_those_that_only_later_rows_have(tmp_path: P
     assert names == ["prompt", "id", "late", "answer", "error"]
 
 
+def test_a_folder_without_rows_has_a_file_with_the_columns(tmp_path: Path):
+    (tmp_path / "in.jsonl").write_text("")
+    written(tmp_path, "in.jsonl", "out/", [])
+    assert (tmp_path / "out/part-00000.jsonl").read_bytes() == b""
+    assert (tmp_path / "out/_SUCCESS").exists()
+
+
 def test_a_csv_file_without_rows_has_a_header(tmp_path: Path):
     (tmp_path / "in.jsonl").write_text("")
     written(tmp_path, "in.jsonl", "out.csv", [])

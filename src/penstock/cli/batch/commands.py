@@ -240,7 +240,7 @@ def _submit(context: typer.Context, inputs: tuple[str, ...], engine_words: tuple
             given["output"],
             given["submit"],
             given["api_key"],
-            given["window"] or "24h",
+            given["window"],
             fail_on_errors=given["fail_on_errors"],
         )
     except Exception as error:

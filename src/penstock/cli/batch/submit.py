@@ -28,6 +28,7 @@ _AWAY_S = 300.0
 """Without an answer of the service, before the command gives up; the batch goes on."""
 
 _SHOWN_FAULTS = 10
+_WINDOW = "24h"
 _ENDED = ("completed", "failed", "expired", "cancelled")
 _Answer = TypeVar("_Answer")
 
@@ -46,7 +47,13 @@ class _Submitted(msgspec.Struct):
 
 
 def submit(
-    inputs: tuple[str, ...], output: str, url: str, api_key: str | None, window: str, *, fail_on_errors: bool
+    inputs: tuple[str, ...],
+    output: str,
+    url: str,
+    api_key: str | None,
+    window: str | None,
+    *,
+    fail_on_errors: bool,
 ) -> int:
     """Exit code: 0 when the answers are there; 1 when the batch, or each of its rows, failed; 130 after
     Ctrl-C.
@@ -61,7 +68,9 @@ def submit(
     client = _Client(openai.OpenAI(base_url=base, api_key=api_key or "none", max_retries=0), url)
     note = to.with_name(f"{to.name}.batch.json")
     try:
-        known = _known(source, to, note, url) or _uploaded(client, source, note, url, window)
+        known = _known(source, to, note, url, window) or _uploaded(
+            client, source, note, url, window or _WINDOW
+        )
         batch = _batch(client, source, note, known)
         with Meter(sys.stderr) as meter:
             batch = _waited(client, batch, meter, str(source), output)
@@ -104,7 +113,7 @@ class _Client:
                 time.sleep(_LOOK_S)
 
 
-def _known(source: Path, to: Path, note: Path, url: str) -> _Submitted | None:
+def _known(source: Path, to: Path, note: Path, url: str, window: str | None) -> _Submitted | None:
     """What an earlier run of the command began; None for nothing.
 
     Raises: ConfigError for an output of something else.
@@ -118,6 +127,10 @@ def _known(source: Path, to: Path, note: Path, url: str) -> _Submitted | None:
         raise ConfigError(
             f"'{note}' is of another batch: of '{known.input[0]}' at {known.url}. Name another output, or "
             "remove that file."
+        )
+    if window is not None and window != known.window:
+        raise ConfigError(
+            f"The batch of '{to}' has the window {known.window}, which cannot be changed; leave out --window."
         )
     return known
 

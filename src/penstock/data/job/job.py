@@ -146,7 +146,8 @@ class Job:
         self.spec = spec = detect_batch_lines(self.spec, now)
         RequestBuilder(spec)
         check_neighbours(spec, output_format(spec, now.format))
-        check_columns(spec, now)
+        if taken := check_columns(spec, now):
+            self._listener.on_message(f"Columns taken as parameters of the requests: {', '.join(taken)}.")
         if spec.is_openai_batch:
             check_custom_ids(now)
         check_reuse(spec)

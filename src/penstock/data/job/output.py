@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby, islice
 from typing import Any
 
 import msgspec
@@ -104,7 +104,9 @@ class OutputWriter:
         if folder:
             (to / _SUCCESS).remove()
         misfits: set[str] = set()
-        for number, part in groupby(rows, self._part_of) if folder else [(0, rows)]:
+        first = list(islice(rows, 1))  # without any row there is one file, too
+        rows = chain(first, rows)
+        for number, part in groupby(rows, self._part_of) if folder and first else [(0, rows)]:
             try:
                 with atomic_write(to / f"part-{number:05d}.{self._format}" if folder else to) as file:
                     self._writer.write(file, part, schema)

@@ -21,6 +21,7 @@ from penstock.data.job.spec import JobSpec
 from penstock.data.journal.index import Index
 from penstock.data.rows.coerce import truncate
 from penstock.data.rows.input_columns import INPUTS, is_batch_line, required_input
+from penstock.data.rows.parameters import PARAMETERS
 from penstock.data.rows.template import column_of
 from penstock.data.storage.paths import StoragePath, storage_path
 from penstock.data.storage.readers import FileFormat
@@ -92,16 +93,17 @@ _LOOKED_AT = 100
 """Rows read to learn which columns an input has."""
 
 
-def check_columns(spec: JobSpec, source: InputFiles) -> None:
-    """Whether the input has what makes a request: a column of one, or those that --prompt names.
+def check_columns(spec: JobSpec, source: InputFiles) -> list[str]:
+    """Columns of the input that are parameters of requests.
 
-    Raises: ConfigError.
+    Raises: ConfigError when the input has not what makes a request: a column of one, or those that --prompt
+        names.
     """
     looked = (row.fields for row in islice(source.rows(), _LOOKED_AT))
     rows = [fields for fields in looked if fields is not None]
     there = list(dict.fromkeys(name for fields in rows for name in fields))
     if not there or spec.is_openai_batch:
-        return
+        return []
     have = ", ".join(map(repr, there))
     if spec.template is None:
         if not {*there, *spec.defaults}.intersection(INPUTS[spec.kind]):
@@ -109,7 +111,7 @@ def check_columns(spec: JobSpec, source: InputFiles) -> None:
                 f"The rows have no {required_input(spec.kind)}; they have {have}. --prompt makes one of "
                 "columns, as in 'Summarise: {text}'."
             )
-        return
+        return [name for name in there if name in PARAMETERS[spec.kind]]
     builder = RequestBuilder(spec)
     columns = builder.columns
     for given in sorted(columns):
@@ -122,6 +124,7 @@ def check_columns(spec: JobSpec, source: InputFiles) -> None:
         raise ConfigError(f"{columns[given]} names the column {name!r}; the input has {have}.{meant}")
     if rows and all(faults := [builder.template_fault(fields) for fields in rows]):
         raise ConfigError(f"No row goes into the text of --prompt. {faults[0]}")
+    return []
 
 
 def check_custom_ids(source: InputFiles) -> None:

@@ -40,7 +40,9 @@ class ProcessorConfig(RootConfig):
         "Failed rows pass through with `error` set. False: the first one ends the pipeline. "
         "Where it is set to True, every row also has `__inference_error__`, a text, empty if it is ok.",
     )
-    max_attempts: int = setting(3, "Responses 429 and 5xx until a row fails.", ge=1)
+    max_attempts: int = setting(
+        3, "Tries until a temporary error fails a row; 429 and 503 do not count.", ge=1
+    )
     max_deaths: int = setting(3, "Engine deaths while they ran a row, until the row fails.", ge=2)
     row_deadline_s: float | None = optional("For one row, over all its tries.", gt=0)
     outage_s: float = setting(300.0, "Without a reachable engine, until the pipeline ends.", gt=0)
