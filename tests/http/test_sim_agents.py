@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import anthropic
 import openai
@@ -61,7 +61,8 @@ async def test_a_response_calls_the_forced_function(served: Served):
         whole = await client.responses.create(**asked)
         async with client.responses.stream(**asked) as stream:
             joined = await stream.get_final_response()
-        for (call,) in (whole.output, joined.output):
+        made: list[list[Any]] = [whole.output, joined.output]
+        for (call,) in made:
             assert (call.type, call.name, call.arguments) == ("function_call", "weather", '{"city":"Rome"}')
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
     given = [{"role": "user", "content": "x"}, call.model_dump(exclude_none=True), output]
