@@ -4,8 +4,9 @@
 
 `penstock serve` runs with one replica and a key. A stream and short requests go on, while another process
 sends one kind of request as fast as it is taken. "nothing" and "a busy core" are controls. Gaps are those
-that a client sees; "added" is the longest gap less the longest of the control "nothing", which is to stay
-below 50 ms without a key and below 250 ms with one; memory is the gateway's, at most, beyond what it had.
+that a client sees; "machine late" is how late a process that only sleeps was woken at worst; "added" is the
+longest gap without such times, less the longest of the control "nothing", to stay below 50 ms without a key
+and below 250 ms with one; memory is the gateway's, at most, beyond what it had.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,7 @@ _GATEWAY = re.compile(r"ray::ServeReplica:.*:LLMRouter")
 _CHAT = "/v1/chat/completions"
 _STEP_MS = 20.0
 _EACH_S, _LOOK_S, _AFTERWARDS_S = 0.25, 0.05, 1.0
+_NAP_S, _LATE_S = 0.002, 0.05
 _MANY = 3000
 _LIMIT_S = 120.0
 
@@ -51,12 +55,38 @@ Send = Callable[[int], None]
 
 @dataclass
 class Seen:
-    """gaps_s: between pieces of the stream. waits_s: of short requests. memory_mib: of the gateway."""
+    """gaps: between pieces of the stream, from and to. late: when a process that only sleeps was not woken.
+    waits_s: of short requests. memory_mib: of the gateway.
+    """
 
-    gaps_s: list[float] = field(default_factory=list[float])
+    gaps: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    late: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     waits_s: list[float] = field(default_factory=list[float])
     failed: list[str] = field(default_factory=list[str])
     memory_mib: float = 0.0
+
+    def own_gap_s(self) -> float:
+        """The longest gap, without the time in which the machine served nobody."""
+        return max((end - begin - _overlap(begin, end, self.late) for begin, end in self.gaps), default=0.0)
+
+
+def _overlap(begin: float, end: float, others: list[tuple[float, float]]) -> float:
+    return sum(max(0.0, min(end, until) - max(begin, since)) for since, until in others)
+
+
+def _longest_ms(spans: list[tuple[float, float]]) -> str:
+    return f"{1000 * max(end - begin for begin, end in spans):.0f}" if spans else "-"
+
+
+def _sleep(late: Connection, over: Event) -> None:
+    """In a process of its own: tells when it was woken more than `_LATE_S` too late."""
+    found: list[tuple[float, float]] = []
+    while not over.is_set():
+        asleep = time.monotonic()
+        time.sleep(_NAP_S)
+        if (awake := time.monotonic()) > asleep + _LATE_S:
+            found.append((asleep, awake))
+    late.send(found)
 
 
 def _raw(*parts: bytes, hold: bool = True) -> Send:
@@ -188,7 +218,7 @@ def main() -> int:
             refuse_strangers(options.shared)
             found[engine] = _measured(engine, options)
     for engine, seen in found.items():
-        quiet = max(seen["nothing"].gaps_s, default=0.0) if "nothing" in seen else 0.0
+        quiet = seen["nothing"].own_gap_s() if "nothing" in seen else 0.0
         rows = [_row(name, one, quiet) for name, one in seen.items()]
         print(f"### {engine}\n\n{markdown(_TITLES, rows)}\n")
     if options.json:
@@ -202,6 +232,7 @@ _TITLES = [
     "key",
     "gap p50 ms",
     "longest ms",
+    "machine late ms",
     "added",
     "longest wait ms",
     "failed",
@@ -210,13 +241,14 @@ _TITLES = [
 
 
 def _row(name: str, seen: Seen, quiet_s: float = 0.0) -> list[str]:
-    added_ms = 1000 * (max(seen.gaps_s) - quiet_s) if seen.gaps_s else 0.0
+    added_ms = 1000 * (seen.own_gap_s() - quiet_s)
     too_long = added_ms > (250 if name in WITH_KEY else 50)
     return [
         name,
         "yes" if name in WITH_KEY else "no",
-        f"{1000 * statistics.median(seen.gaps_s):.0f}" if seen.gaps_s else "-",
-        f"{1000 * max(seen.gaps_s):.0f}" if seen.gaps_s else "-",
+        f"{1000 * statistics.median(end - begin for begin, end in seen.gaps):.0f}" if seen.gaps else "-",
+        _longest_ms(seen.gaps),
+        _longest_ms(seen.late),
         f"{max(0.0, added_ms):.0f}{' (too long)' if too_long else ''}",
         f"{1000 * max(seen.waits_s):.0f}" if seen.waits_s else "-",
         f"{len(seen.failed)} of {len(seen.failed) + len(seen.waits_s)}",
@@ -259,7 +291,12 @@ _SIM = {"step_base_ms": _STEP_MS, "max_model_len": 100_000}
 
 async def _beside(name: str, port: int, gateway: psutil.Process, seconds: float) -> Seen:
     seen, over = Seen(), asyncio.Event()
-    attacker = multiprocessing.get_context("spawn").Process(target=_attack, args=(name, port, seconds))
+    spawn = multiprocessing.get_context("spawn")
+    attacker = spawn.Process(target=_attack, args=(name, port, seconds))
+    late, told = spawn.Pipe(duplex=False)
+    awake = spawn.Event()
+    sleeper = spawn.Process(target=_sleep, args=(told, awake))
+    sleeper.start()
     headers = {"authorization": f"Bearer {KEY}"}
     before = gateway.memory_info().rss
     async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(_LIMIT_S)) as http:
@@ -275,6 +312,9 @@ async def _beside(name: str, port: int, gateway: psutil.Process, seconds: float)
         over.set()
         beside[0].cancel()
         await asyncio.gather(*beside, return_exceptions=True)
+        awake.set()
+        seen.late = await asyncio.to_thread(late.recv)
+        sleeper.join()
     return seen
 
 
@@ -286,7 +326,7 @@ async def _stream(http: aiohttp.ClientSession, url: str, seen: Seen) -> None:
             async for _ in answer.content.iter_any():
                 now = time.monotonic()
                 if last is not None:
-                    seen.gaps_s.append(now - last)
+                    seen.gaps.append((last, now))
                 last = now
             if answer.status != 200:
                 seen.failed.append(f"stream {answer.status}")
