@@ -70,8 +70,8 @@ def refuse_strangers(shared: bool) -> None:
     """Raises: SystemExit when Ray or vLLM runs here already, unless the machine is said to be shared."""
     if _AUTOGROUP.exists() and _AUTOGROUP.read_text().strip() == "1":
         say(
-            "The kernel shares CPUs among sessions (autogroup), so full ones may stop a client or a server for "
-            "a second. For tails that are a server's own: sysctl kernel.sched_autogroup_enabled=0"
+            "The kernel shares CPUs among sessions (autogroup), which may stop a client or a server for a "
+            "second. For tails that are a server's own: sysctl kernel.sched_autogroup_enabled=0"
         )
     found = processes.strangers()
     if found and not shared:
