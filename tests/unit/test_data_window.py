@@ -5,6 +5,8 @@ import gc
 from collections import Counter
 
 import pytest
+from interleaving import Start, disturbed
+from interleaving import ended as how_it_ended
 
 from penstock.data.backends.protocol import Response
 from penstock.data.execution.retry import RetryPolicy
@@ -370,3 +372,23 @@ async def test_the_last_rows_do_not_wait_for_ever_to_be_told_apart():
 
 async def test_a_pause_has_a_limit_after_any_number_of_tries():
     assert RetryPolicy(initial_backoff_s=1e-9).backoff_s(10_000) <= 30
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_nothing_is_held_wherever_a_row_is_cancelled(alone: bool):
+    async def rows(start: Start) -> None:
+        backend = Obedient(size=2)
+        window = Window(backend, QUICK, exclusive=alone)
+        words = ("row1", "poison", "busy2", "away", "broken", "row2", "bad")
+        tasks = [start(window.run(row(word))) for word in words]
+        _, open_ = await asyncio.wait(tasks, timeout=10_000)
+        assert not open_
+        ends = dict(zip(words, map(how_it_ended(), tasks), strict=True))
+        assert sum(isinstance(end, asyncio.CancelledError) for end in ends.values()) <= 1
+        for word in ("row1", "row2", "busy2", "away"):
+            assert isinstance(ends[word], asyncio.CancelledError) or ends[word].state == "ok"
+        assert (window.in_flight, window.available_slots(), len(backend.inside)) == (0, 2, 0)
+        assert (await asyncio.wait_for(window.run(row("last")), 1)).state == "ok"
+        await asyncio.sleep(1)
+
+    assert disturbed(rows) > 30

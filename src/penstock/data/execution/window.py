@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -155,7 +156,12 @@ class Window:
         self._admit()
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll())
-        await row.turn
+        try:
+            await row.turn
+        except asyncio.CancelledError:
+            with suppress(ValueError):  # it was its turn already
+                self._waiting[row.deaths].remove(row)
+            raise
         if row.start_try() and self.retry_policy.deadline_s is not None:
             limit.reschedule(asyncio.get_running_loop().time() + self.retry_policy.deadline_s)
 
