@@ -6,13 +6,19 @@ import asyncio
 
 from interleaving import Start, disturbed, ended
 
+from penstock.asgi import Message, Receive, Scope, Send
+from penstock.engine import Load
 from penstock.errors import Overloaded, Unavailable
 from penstock.metrics import GatewayMetrics
+from penstock.request_context import tier as current_tier
 from penstock.serve.fleet.replica import Tried
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.admission import AdmissionQueue
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.gateway.telemetry.timing import Timing
+from penstock.serve.replica.tiers.controller import Targets
+from penstock.serve.replica.tiers.layer import ByClass, Turns
+from penstock.serve.replica.tiers.share import BatchShare
 from penstock.serve.routing import RoutingRequest, policy
 from penstock.tiers import DEFAULT, FLEX, PRIORITY, Tier
 from penstock.transport.address import Address
@@ -69,3 +75,54 @@ async def admission(start: Start) -> None:
 
 def test_a_slot_is_given_back_wherever_its_request_ends():
     assert disturbed(admission) >= 11
+
+
+async def classes_in_a_replica(start: Start) -> None:
+    """Four batch requests on two seats; online ones come and take them, so that batch runs again."""
+    inside: list[Tier] = []
+
+    async def engine(scope: Scope, receive: Receive, send: Send) -> None:
+        inside.append(current_tier.get())
+        try:
+            await asyncio.sleep(0.5)
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await asyncio.sleep(0.1)
+            await send({"type": "http.response.body", "body": b"x"})
+        finally:
+            inside.remove(current_tier.get())
+
+    clock = asyncio.get_running_loop().time
+    share = BatchShare(lambda: Load(running=len(inside), seats=2), Targets(), clock)
+    layer = ByClass(engine, Turns(share))
+
+    async def request(tier: Tier) -> list[Message]:
+        current_tier.set(tier)
+        body, said = [b"{}"], list[Message]()
+
+        async def receive() -> Message:
+            if not body:
+                await asyncio.get_running_loop().create_future()  # the client stays
+            return {"type": "http.request", "body": body.pop(), "more_body": False}
+
+        async def send(message: Message) -> None:
+            said.append(message)
+
+        scope: Scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+        await layer(scope, receive, send)
+        return said
+
+    tasks = [start(request(FLEX)) for _ in range(4)]
+    await asyncio.sleep(0.7)
+    tasks += [start(request(DEFAULT)) for _ in range(2)]
+    done, open_ = await asyncio.wait(tasks, timeout=5_000)
+    assert not open_
+    answers = [end for end in map(ended(), done) if not isinstance(end, asyncio.CancelledError)]
+    assert len(answers) >= len(tasks) - 1
+    assert {len(said) for said in answers} == {2}
+    assert (share.running, share.waiting, inside) == (0, 0, [])
+    assert len(await asyncio.wait_for(request(FLEX), 60)) == 2
+    await asyncio.sleep(1)
+
+
+def test_a_request_of_either_class_leaves_its_seat_wherever_it_ends():
+    assert disturbed(classes_in_a_replica) >= 8
