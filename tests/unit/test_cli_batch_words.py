@@ -117,7 +117,7 @@ def test_an_output_that_cannot_be_written_is_told_in_words(tmp_path: Path, comma
 def test_inputs_that_are_not_there_are_told(tmp_path: Path, command):
     for missing in ("nothing.jsonl", "*.jsonl"):
         code, _, err = command(tmp_path / missing, "-o", tmp_path / "out.jsonl", *NOWHERE)
-        assert (code, "There is no file at" in err) == (1, True)
+        assert (code, "There is no file at" in err) == (2, True)
 
 
 def test_a_damaged_journal_is_told(tmp_path: Path, command):

@@ -9,6 +9,7 @@ import ast
 import functools
 import re
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import entry_points
@@ -60,7 +61,7 @@ def _may_be(flag: str, there: Iterable[str]) -> bool:
     return any(one.startswith((name, name.removeprefix("no_"))) for one in there)
 
 
-_parsing = threading.Lock()
+_parsing, _TRIES = threading.Lock(), 10
 
 
 @functools.cache
@@ -84,8 +85,10 @@ def known() -> frozenset[str]:
 def syntax_tree(text: str) -> ast.Module:
     """As `ast.parse`. CPython 3.11 counts depth for all threads together, and may raise when two parse."""
     with _parsing:
-        with suppress(SystemError):  # a thread that is not ours
-            return ast.parse(text)
+        for _ in range(_TRIES):
+            with suppress(SystemError):  # a thread that is not ours parses, too
+                return ast.parse(text)
+            time.sleep(0.01)
         return ast.parse(text)
 
 
