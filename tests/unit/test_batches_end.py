@@ -93,7 +93,7 @@ class Service:
         return await self.jobs.create_batch(json.dumps(asked).encode())
 
     async def ended(self, batch_id: str) -> BatchRecord:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(20):
             await self.jobs.wait_idle()
         record = self.jobs.batches.get(batch_id)
         assert record.ended, record
