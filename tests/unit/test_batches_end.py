@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import random
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from penstock.data.backends.in_process import InProcessEngine
 from penstock.data.job.protocol import WorkerPool
 from penstock.data.job.worker import InProcessPool
 from penstock.data.journal.index import Index
+from penstock.data.journal.lock import JobLock
 from penstock.data.storage.paths import LocalPath
 from penstock.errors import ModelNotFound, Unavailable
 from penstock.jobs import parameters, runner
@@ -203,6 +205,30 @@ async def test_a_batch_that_is_cut_off_at_any_step_goes_on_in_the_next_process(
                 wait.cancel()
         async with Service(tmp_path / str(step)) as second:
             second.check_each_once(await second.ended(batch.id))
+
+
+async def test_a_service_that_is_closed_while_it_takes_its_storage_leaves_it_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked, go, taken = threading.Event(), threading.Event(), threading.Event()
+    real = JobStorage.lock
+
+    def slowly(storage: JobStorage) -> JobLock:
+        asked.set()
+        go.wait(10)
+        lock = real(storage)
+        taken.set()
+        return lock
+
+    monkeypatch.setattr(JobStorage, "lock", slowly)
+    first = Service(tmp_path)
+    await first.jobs.start()
+    await asyncio.to_thread(asked.wait, 10)
+    asyncio.get_running_loop().call_later(0.1, go.set)
+    await first.jobs.close()
+    assert await asyncio.to_thread(taken.wait, 10)
+    async with asyncio.timeout(10), Service(tmp_path):
+        pass
 
 
 async def test_a_batch_whose_engine_never_comes_ends_at_its_window(tmp_path: Path):

@@ -32,7 +32,7 @@ from penstock.data.job.worker import InProcessPool
 from penstock.data.journal.answer_cache import AnswerCache, CacheKey
 from penstock.data.journal.lock import OutputLocked, acquire_lock, is_locked, lost_lock
 from penstock.data.results.outcome import Outcome
-from penstock.data.storage.paths import RemotePath, storage_path
+from penstock.data.storage.paths import LocalPath, RemotePath, storage_path
 from penstock.data.storage.readers import InputRow
 from penstock.errors import ConfigError, EngineStartFailed, Unavailable
 
@@ -160,7 +160,7 @@ async def test_what_is_stopped_goes_on_where_it_was(spec):
 
 
 async def test_it_stops_when_too_many_rows_have_failed(spec):
-    job_spec = spec([{"prompt": number} for number in range(20_000)])
+    job_spec = spec([{"prompt": number} for number in range(5000)])
     done = await job(job_spec, limits=Limits(failures=10)).run()
     assert done.ended.startswith("budget: ")
 
@@ -886,6 +886,28 @@ async def test_who_lost_the_output_to_another_driver_writes_nothing(spec, monkey
         await job(job_spec).run()
     assert not job_spec.output_path.exists()
     assert manifest.read(job_spec.journal).stop_reason is None
+
+
+async def test_a_job_that_is_cancelled_while_it_takes_its_lock_leaves_the_output_free(spec, monkeypatch):
+    asked, go, taken = threading.Event(), threading.Event(), threading.Event()
+
+    def slowly(journal: LocalPath):
+        asked.set()
+        go.wait(10)
+        lock = acquire_lock(journal)
+        taken.set()
+        return lock
+
+    monkeypatch.setattr("penstock.data.job.job.acquire_lock", slowly)
+    job_spec = spec(texts(1))
+    running = asyncio.create_task(job(job_spec).run())
+    await asyncio.to_thread(asked.wait, 10)
+    running.cancel()
+    asyncio.get_running_loop().call_later(0.1, go.set)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert await asyncio.to_thread(taken.wait, 10)
+    acquire_lock(job_spec.journal).release()
 
 
 def test_asking_for_the_state_of_a_job_is_in_nobodys_way(tmp_path: Path):

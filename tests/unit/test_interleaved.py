@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
 
-from interleaving import Start, disturbed, ended
+from interleaving import Start, cancelled, cancelled_when_woken, disturbed, ended
 
 from penstock.asgi import Message, Receive, Scope, Send
+from penstock.config import LLMConfig
+from penstock.data.backends.in_process import InProcessEngine
+from penstock.data.job.job import Job
+from penstock.data.job.report import JobReport
+from penstock.data.job.spec import JobSpec
+from penstock.data.job.worker import InProcessPool
+from penstock.data.journal.lock import acquire_lock
 from penstock.engine import Load
 from penstock.errors import Overloaded, Unavailable
 from penstock.metrics import GatewayMetrics
@@ -126,3 +137,25 @@ async def classes_in_a_replica(start: Start) -> None:
 
 def test_a_request_of_either_class_leaves_its_seat_wherever_it_ends():
     assert disturbed(classes_in_a_replica) >= 8
+
+
+def test_a_job_leaves_its_output_free_wherever_it_is_cancelled(tmp_path: Path):
+    (tmp_path / "in.jsonl").write_text('{"prompt": "one two"}\n{"prompt": "three"}\n')
+    outputs = itertools.count()
+
+    async def job(start: Start) -> None:
+        model = {"model_id": "m"}
+        config = LLMConfig(model_loading_config=model, llm_engine="sim", engine_kwargs={"step_base_ms": 0})
+        output = f"{tmp_path}/{next(outputs)}.jsonl"
+        spec = JobSpec(inputs=(f"{tmp_path}/in.jsonl",), output=output)
+
+        def run() -> Coroutine[Any, Any, JobReport]:
+            return Job(spec, InProcessPool(lambda: InProcessEngine(config))).run()
+
+        task = start(run())
+        await asyncio.wait([task], timeout=1000)
+        assert task.cancelled() or task.result().ended == "finished"
+        acquire_lock(spec.journal).release()
+        assert (await run()).ok == 2
+
+    assert disturbed(job, (cancelled, cancelled_when_woken)) > 10

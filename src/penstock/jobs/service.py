@@ -12,7 +12,7 @@ from typing import Self
 from penstock.config.schema.jobs import JobsConfig
 from penstock.data.journal.lock import JobLock, OutputLocked
 from penstock.data.storage.paths import StoragePath
-from penstock.errors import Unavailable
+from penstock.errors import Error, Unavailable
 from penstock.jobs.batches import BatchStore
 from penstock.jobs.files import FileStore
 from penstock.jobs.records import BatchRecord
@@ -20,6 +20,7 @@ from penstock.jobs.runner import BatchContext, MakePool, RunningBatch
 from penstock.jobs.storage import JobStorage
 from penstock.jobs.turns import TurnQueue
 from penstock.jobs.validation import CheckedInput, OwnEndpoints, Resolve, check_input
+from penstock.on_thread import opened
 
 log = logging.getLogger(__name__)
 
@@ -121,34 +122,34 @@ class JobService:
         self._changed.set()
 
     async def _own(self) -> None:
+        waits = False
         while True:
-            lock = await self._acquire()
             try:
-                await asyncio.to_thread(self.files.load)
-                await asyncio.to_thread(self.batches.load)
-                for record in self.batches.unfinished():
-                    self._run(record)
-                self._owns = True
-                self._ready.set()
-                await self._hold(lock)
+                async with opened(self.storage.lock, lambda lock: lock.release()) as lock:
+                    waits = False
+                    await self._serve(lock)
             except Exception as error:
-                log.warning("The storage of files and batches is lost for now: %s", error, exc_info=error)
+                if not waits or not isinstance(error, OutputLocked):
+                    trace = None if isinstance(error, Error) else error
+                    log.warning(
+                        "The storage of files and batches cannot be used for now: %s", error, exc_info=trace
+                    )
+                waits = isinstance(error, OutputLocked)
                 await asyncio.sleep(_RETRY_S)
-            finally:
-                self._owns = False
-                await self._stop_runs()
-                await asyncio.to_thread(lock.release)
 
-    async def _acquire(self) -> JobLock:
-        said = False
-        while True:
-            try:
-                return await asyncio.to_thread(self.storage.lock)
-            except Exception as error:
-                if not said or not isinstance(error, OutputLocked):
-                    log.warning("Waiting for the storage of files and batches: %s", error)
-                said = True
-            await asyncio.sleep(_RETRY_S)
+    async def _serve(self, lock: JobLock) -> None:
+        """Returns when another process has taken over."""
+        try:
+            await asyncio.to_thread(self.files.load)
+            await asyncio.to_thread(self.batches.load)
+            for record in self.batches.unfinished():
+                self._run(record)
+            self._owns = True
+            self._ready.set()
+            await self._hold(lock)
+        finally:
+            self._owns = False
+            await self._stop_runs()
 
     async def _hold(self, lock: JobLock) -> None:
         """Until another process has taken over."""

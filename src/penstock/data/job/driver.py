@@ -24,6 +24,7 @@ from penstock.data.journal.segment import Entry, Segment
 from penstock.data.journal.segment_reader import outcomes_in
 from penstock.data.storage.paths import StoragePath
 from penstock.errors import Error
+from penstock.on_thread import opened
 
 _LOOK_S = 0.2
 _LOSSES_IN_A_ROW = 3
@@ -103,24 +104,23 @@ class Driver:
         Raises: errors of the input; the last worker's error when no worker is left.
         """
         self._loop = asyncio.get_running_loop()
-        self._segment = await asyncio.to_thread(
-            Segment, self.journal, f"{self.run_number:04d}-driver", self._on_journal_broken
-        )
-        self._queue = Queue(self._pending(rows), group=group, on_reused=self._write_reused)
-        filling = asyncio.create_task(self._queue.read_ahead())
-        beside = [asyncio.create_task(self._monitor()), asyncio.create_task(self._watch_the_clock())]
-        try:
-            if await self._has_work():
-                await self.pool.open()
-                await _run_together(self._run_worker(number) for number in range(1, self.pool.size + 1))
-        finally:
-            for task in beside:
-                task.cancel()
-            self._queue.close()
-            await asyncio.gather(*beside, filling, return_exceptions=True)
-            await self.pool.close()
-            await asyncio.to_thread(self._segment.close)
-            await asyncio.sleep(0)
+        name = f"{self.run_number:04d}-driver"
+        segment = opened(lambda: Segment(self.journal, name, self._on_journal_broken), Segment.close)
+        async with segment as self._segment:
+            self._queue = Queue(self._pending(rows), group=group, on_reused=self._write_reused)
+            filling = asyncio.create_task(self._queue.read_ahead())
+            beside = [asyncio.create_task(self._monitor()), asyncio.create_task(self._watch_the_clock())]
+            try:
+                if await self._has_work():
+                    await self.pool.open()
+                    await _run_together(self._run_worker(number) for number in range(1, self.pool.size + 1))
+            finally:
+                for task in beside:
+                    task.cancel()
+                self._queue.close()
+                await asyncio.gather(*beside, filling, return_exceptions=True)
+                await self.pool.close()
+        await asyncio.sleep(0)  # what the segment's thread has called
         if self._queue.error is not None:
             raise self._queue.error
         if self.lock.lost():

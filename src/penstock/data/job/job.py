@@ -42,6 +42,7 @@ from penstock.data.journal.lock import JobLock, acquire_lock
 from penstock.data.results.outcome import Failure, failed
 from penstock.data.storage.source import InputFiles
 from penstock.errors import ConfigError, Error
+from penstock.on_thread import opened
 from penstock.temporary_folder import temporary_folder
 
 log = logging.getLogger(__name__)
@@ -116,11 +117,8 @@ class Job:
         await asyncio.to_thread(check_new, self.spec)
         self._spool = temporary_folder("batch")
         try:
-            lock = await asyncio.to_thread(acquire_lock, self._journal)
-            try:
+            async with opened(lambda: acquire_lock(self._journal), lambda lock: lock.release()) as lock:
                 yield lock
-            finally:
-                await asyncio.to_thread(lock.release)
         finally:
             shutil.rmtree(self._spool, ignore_errors=True)
 
