@@ -4,9 +4,9 @@
 
 `penstock serve` runs with one replica and a key. A stream and short requests go on, while another process
 sends one kind of request as fast as it is taken. "nothing" and "a busy core" are controls. Gaps are those
-that a client sees; "machine late" is how late a process that only sleeps was woken at worst; "added" is the
-longest gap without such times, less the longest of the control "nothing", to stay below 50 ms without a key
-and below 250 ms with one; memory is the gateway's, at most, beyond what it had.
+that a client sees; "added" is the longest gap less the longest of the control "nothing", which is to stay
+below 50 ms without a key and below 250 ms with one; "machine late" is how late a process that only sleeps was
+woken at worst; memory is the gateway's, at most, beyond what it had.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _GATEWAY = re.compile(r"ray::ServeReplica:.*:LLMRouter")
 _CHAT = "/v1/chat/completions"
 _STEP_MS = 20.0
 _EACH_S, _LOOK_S, _AFTERWARDS_S = 0.25, 0.05, 1.0
-_NAP_S, _LATE_S = 0.002, 0.05
+_NAP_S = 0.002
 _MANY = 3000
 _LIMIT_S = 120.0
 
@@ -55,38 +55,25 @@ Send = Callable[[int], None]
 
 @dataclass
 class Seen:
-    """gaps: between pieces of the stream, from and to. late: when a process that only sleeps was not woken.
+    """gaps_s: between pieces of the stream. late_s: a process that only sleeps was woken so late, at worst.
     waits_s: of short requests. memory_mib: of the gateway.
     """
 
-    gaps: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-    late: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    gaps_s: list[float] = field(default_factory=list[float])
+    late_s: float = 0.0
     waits_s: list[float] = field(default_factory=list[float])
     failed: list[str] = field(default_factory=list[str])
     memory_mib: float = 0.0
 
-    def own_gap_s(self) -> float:
-        """The longest gap, without the time in which the machine served nobody."""
-        return max((end - begin - _overlap(begin, end, self.late) for begin, end in self.gaps), default=0.0)
-
-
-def _overlap(begin: float, end: float, others: list[tuple[float, float]]) -> float:
-    return sum(max(0.0, min(end, until) - max(begin, since)) for since, until in others)
-
-
-def _longest_ms(spans: list[tuple[float, float]]) -> str:
-    return f"{1000 * max(end - begin for begin, end in spans):.0f}" if spans else "-"
-
 
 def _sleep(late: Connection, over: Event) -> None:
-    """In a process of its own: tells when it was woken more than `_LATE_S` too late."""
-    found: list[tuple[float, float]] = []
+    """In a process of its own: tells how late it was woken at worst."""
+    worst_s = 0.0
     while not over.is_set():
-        asleep = time.monotonic()
+        due = time.monotonic() + _NAP_S
         time.sleep(_NAP_S)
-        if (awake := time.monotonic()) > asleep + _LATE_S:
-            found.append((asleep, awake))
-    late.send(found)
+        worst_s = max(worst_s, time.monotonic() - due)
+    late.send(worst_s)
 
 
 def _raw(*parts: bytes, hold: bool = True) -> Send:
@@ -218,7 +205,7 @@ def main() -> int:
             refuse_strangers(options.shared)
             found[engine] = _measured(engine, options)
     for engine, seen in found.items():
-        quiet = seen["nothing"].own_gap_s() if "nothing" in seen else 0.0
+        quiet = max(seen["nothing"].gaps_s, default=0.0) if "nothing" in seen else 0.0
         rows = [_row(name, one, quiet) for name, one in seen.items()]
         print(f"### {engine}\n\n{markdown(_TITLES, rows)}\n")
     if options.json:
@@ -241,14 +228,14 @@ _TITLES = [
 
 
 def _row(name: str, seen: Seen, quiet_s: float = 0.0) -> list[str]:
-    added_ms = 1000 * (seen.own_gap_s() - quiet_s)
+    added_ms = 1000 * (max(seen.gaps_s) - quiet_s) if seen.gaps_s else 0.0
     too_long = added_ms > (250 if name in WITH_KEY else 50)
     return [
         name,
         "yes" if name in WITH_KEY else "no",
-        f"{1000 * statistics.median(end - begin for begin, end in seen.gaps):.0f}" if seen.gaps else "-",
-        _longest_ms(seen.gaps),
-        _longest_ms(seen.late),
+        f"{1000 * statistics.median(seen.gaps_s):.0f}" if seen.gaps_s else "-",
+        f"{1000 * max(seen.gaps_s):.0f}" if seen.gaps_s else "-",
+        f"{1000 * seen.late_s:.0f}",
         f"{max(0.0, added_ms):.0f}{' (too long)' if too_long else ''}",
         f"{1000 * max(seen.waits_s):.0f}" if seen.waits_s else "-",
         f"{len(seen.failed)} of {len(seen.failed) + len(seen.waits_s)}",
@@ -313,7 +300,7 @@ async def _beside(name: str, port: int, gateway: psutil.Process, seconds: float)
         beside[0].cancel()
         await asyncio.gather(*beside, return_exceptions=True)
         awake.set()
-        seen.late = await asyncio.to_thread(late.recv)
+        seen.late_s = await asyncio.to_thread(late.recv)
         sleeper.join()
     return seen
 
@@ -326,7 +313,7 @@ async def _stream(http: aiohttp.ClientSession, url: str, seen: Seen) -> None:
             async for _ in answer.content.iter_any():
                 now = time.monotonic()
                 if last is not None:
-                    seen.gaps.append((last, now))
+                    seen.gaps_s.append(now - last)
                 last = now
             if answer.status != 200:
                 seen.failed.append(f"stream {answer.status}")

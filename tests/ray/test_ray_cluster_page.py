@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 KEY = "key-of-the-cluster"
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 NO_AGENT_YET = "No available agent to submit job"
-LIMIT_S = 240
+LIMIT_S = 120
 
 pytestmark = [pytest.mark.full, pytest.mark.parity("S1")]
 
