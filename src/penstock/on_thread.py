@@ -1,7 +1,7 @@
 """What is opened and closed by calls that block, for as long as a block of async code needs it.
 
-A thread goes on when the caller that waits for it is cancelled: what it then opens would never be closed. Used
-where jobs take their locks and open their journals.
+A thread goes on when the caller that waits for it is cancelled: what it then opens would never be closed.
+Used where jobs take their locks and open their journals.
 """
 
 from __future__ import annotations
