@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -98,6 +99,16 @@ async def test_one_that_computes_without_a_step_is_left_alone(idle: int, monkeyp
     monkeypatch.setattr(watchdog, "IDLE_S", 1.5)
     beside = f"import subprocess; [subprocess.Popen(['sleep', '10']) for _ in range({idle})]"
     with child(f"{beside}\nwhile True: pass") as process:
+        assert await verdict(watching(process, working=True), WATCHED_S) is None
+
+
+async def test_one_that_would_compute_and_gets_no_cpu_is_left_alone(monkeypatch: pytest.MonkeyPatch):
+    """On a full machine: beside others, `SCHED_IDLE` is given some thousandths of a core."""
+    monkeypatch.setattr(watchdog, "IDLE_S", 1.5)
+    with ExitStack() as others, child("while True: pass") as process:
+        for _ in range(os.cpu_count() or 1):
+            others.enter_context(child("while True: pass"))
+        os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))
         assert await verdict(watching(process, working=True), WATCHED_S) is None
 
 

@@ -1,8 +1,8 @@
 """Detects an engine whose processes are alive but make no progress.
 
 An engine that died is noticed by its end; a stuck one is not. How long it may stall depends on its processes:
-stopped ones do not come back, ones that use hardly any CPU may wait for a device, one that computes may be
-busy with a prompt of a million tokens, or compile.
+stopped ones do not come back, ones that use hardly any CPU may wait for a device, one that computes, or would
+if it were given a CPU, may be busy with a prompt of a million tokens, or compile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ STOPPED_S = 2.5
 """After SIGSTOP. A process in a debugger is not taken for stopped."""
 
 IDLE_S = 18.0
-"""Without a step, with hardly any CPU time, while there is work. With `PROBE_S` before it less than 30 s."""
+"""Without a step, with hardly any CPU time and none waited for, while there is work. With `PROBE_S` before it
+less than 30 s.
+"""
 
 _WAITING_SHARE, _WAITING_MOST = 0.03, 0.5
 """Of a core, for each process and for all of them: up to this much is hardly any. A vLLM core that only waits
@@ -76,37 +78,42 @@ class Watchdog:
 
     async def _watch(self) -> str:
         family, steps, cpu_s = _Family(None), self._steps(), 0.0
-        now = ran = stepped = computed = 0.0  # seconds that we have watched
+        now = ran = stepped = 0.0  # seconds that we have watched
+        idle_s = 0.0  # of them without a step, while it had work and wanted no CPU
         looked = time.monotonic()
         while True:
             await asyncio.sleep(_LOOK_S)
             passed_s, pid = time.monotonic() - looked, self._pid()
             looked += passed_s
-            now += passed_s if passed_s <= _LATE_S else _LOOK_S
+            watched_s = passed_s if passed_s <= _LATE_S else _LOOK_S
+            now += watched_s
             if pid is None or family.pid != pid:  # it is a new engine
                 family = family if family.pid == pid else _Family(pid)
-                ran = stepped = computed = now
+                ran, stepped, idle_s = now, now, 0.0
             if pid is None:
                 continue
-            if not family.is_stopped():
+            statuses = family.statuses()
+            if psutil.STATUS_STOPPED not in statuses:
                 ran = now
             if now - ran > STOPPED_S:
                 return f"its process has been stopped for {STOPPED_S:g} s"
             if self._resting():
-                stepped = computed = now
+                stepped, idle_s = now, 0.0
                 continue
             if self._is_answered() or self._steps() != steps:
-                steps, stepped, computed = self._steps(), now, now
+                steps, stepped, idle_s = self._steps(), now, 0.0
             if self._probing is None and not self._working():
-                computed = now
+                idle_s = 0.0
                 if now - stepped > PROBE_S:
                     stepped, self._probing = now, asyncio.ensure_future(self._probe())
                 continue
             spent = family.cpu_s()
             cpu_s = min(cpu_s, spent)  # a member that ended may be missing
             if spent - cpu_s > min(_WAITING_SHARE * family.size(), _WAITING_MOST) * self._idle_s:
-                cpu_s, computed = spent, now
-            if now - computed > self._idle_s:
+                cpu_s, idle_s = spent, 0.0
+            elif psutil.STATUS_RUNNING not in statuses:  # else it computes, or waits for a CPU on a full machine
+                idle_s += watched_s
+            if idle_s > self._idle_s:
                 return f"it has work and did nothing for {self._idle_s:g} s"
             if now - stepped > STUCK_S:
                 return f"it has work and finished no step of it for {STUCK_S:g} s"
@@ -129,8 +136,9 @@ class _Family:
         self._members: list[psutil.Process] = []
         self._found_at = -_FAMILY_S
 
-    def is_stopped(self) -> bool:
-        return any(_status(member) == psutil.STATUS_STOPPED for member in self._found())
+    def statuses(self) -> set[str]:
+        """psutil's; a process is "running" where its first thread has a CPU, or waits for one."""
+        return {_status(member) for member in self._found()}
 
     def size(self) -> int:
         return len(self._found())
