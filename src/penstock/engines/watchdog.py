@@ -111,7 +111,7 @@ class Watchdog:
             cpu_s = min(cpu_s, spent)  # a member that ended may be missing
             if spent - cpu_s > min(_WAITING_SHARE * family.size(), _WAITING_MOST) * self._idle_s:
                 cpu_s, idle_s = spent, 0.0
-            elif psutil.STATUS_RUNNING not in statuses:  # else it computes, or waits for a CPU on a full machine
+            elif psutil.STATUS_RUNNING not in statuses:  # neither computes nor waits for a CPU
                 idle_s += watched_s
             if idle_s > self._idle_s:
                 return f"it has work and did nothing for {self._idle_s:g} s"
