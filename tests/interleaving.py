@@ -20,6 +20,7 @@ import asyncio
 import contextvars
 import functools
 import gc
+import itertools
 import os
 import random
 import selectors
@@ -102,11 +103,13 @@ class Loop(asyncio.SelectorEventLoop):
     def _run_once(self) -> None:
         if self._order is not None:
             ready: Any = self._ready  # pyright: ignore[reportAttributeAccessIssue]
-            steps = [n for n, handle in enumerate(ready) if _is_step(handle)]
-            handles = [ready[n] for n in steps]
-            self._order.shuffle(handles)
-            for n, handle in zip(steps, handles, strict=True):
-                ready[n] = handle
+            groups = [(is_step, [*group]) for is_step, group in itertools.groupby(ready, _is_step)]
+            ready.clear()
+            for (
+                is_step,
+                group,
+            ) in groups:  # other callbacks keep their order, also to the tasks that they wake
+                ready.extend(self._order.sample(group, len(group)) if is_step else group)
         super()._run_once()  # pyright: ignore[reportAttributeAccessIssue]
 
     def run_in_executor(self, executor: Executor | None, func: Any, *args: Any) -> asyncio.Future[Any]:
