@@ -359,7 +359,9 @@ def awaits_reached() -> str:
         for lines in map(_lines, ast.walk(ast.parse(path.read_text()))):
             counts[folder] += bool(lines)
             found[folder] += any((str(path), line) in reached for line in lines)
-    return "\n".join(f"{folder}: {found[folder]} of {counts[folder]}" for folder in counts if found[folder])
+    return "\n".join(
+        f"{folder or '.'}: {found[folder]} of {counts[folder]}" for folder in counts if found[folder]
+    )
 
 
 def _lines(node: ast.AST) -> range:
