@@ -28,8 +28,7 @@ async def completed(work: Coroutine[Any, Any, _T]) -> _T:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
-        task.cancelled() or task.exception()  # nobody else looks at it
-        raise cancelled
+        raise cancelled from (None if task.cancelled() else task.exception())
     return task.result()
 
 
