@@ -36,6 +36,7 @@ from penstock.engines.vllm.core.other_nodes import OtherNodes
 from penstock.engines.vllm.endpoints import absence, is_answered
 from penstock.engines.watchdog import Watchdog
 from penstock.errors import Conflict, EngineDead, EngineStartFailed, Error, Unsupported
+from penstock.on_thread import completed
 from penstock.request_context import Gang, gang, using_adapter
 from penstock.temporary_folder import temporary_folder
 
@@ -188,7 +189,7 @@ class VLLMEngine:
         core, self._core = self._core, None
         if core is not None:
             try:
-                await asyncio.shield(core.stop())  # a half-stopped core answers no request
+                await completed(core.stop())  # a half-stopped core answers no request
             finally:
                 self._fail_calls(Conflict("The engine was put to sleep; wake it up before."))
 

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_ROUTED_S = 3600.0  # of a call by a gateway's router: longer than almost any request
 _LAST_EVENTS_S = 0.5  # after the engine's death, for error events to reach their clients
 
 
@@ -397,10 +398,11 @@ class LLMServer:
         """This replica's id, once; then the call stays open as long as the request that it stands for.
 
         A gateway calls it where a router of Ray Serve's kind picks replicas: the router sees each request,
-        and counts it while it lasts. request: its `messages` or `prompt`.
+        and counts it while it lasts. request: its `messages` or `prompt`. It ends by itself in the end: a
+        gateway that dies does not cancel it.
         """
         yield self._id
-        await asyncio.Event().wait()
+        await asyncio.sleep(_ROUTED_S)
 
     # -- requests by handle: each is awaited and returns an async generator, as in ray.serve.llm.
     # It yields one response, of OpenAI's type for the endpoint or an `ErrorResponse`, or bytes where
