@@ -121,22 +121,22 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements([*node.body, *node.orelse])
 
 
-def _names(node: ast.stmt) -> set[str]:
+def _names(node: ast.AST) -> set[str]:
     """What a statement defines."""
     if isinstance(node, Function | ast.ClassDef):
         return {node.name}
-    targets = node.targets if isinstance(node, ast.Assign) else []
-    if isinstance(node, ast.AnnAssign):
-        targets = [node.target]
-    return {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+    return {name.id for one in _targets(node) for name in ast.walk(one) if isinstance(name, ast.Name)}
 
 
 def _set_on_self(method: Function, name: str) -> ast.AST | None:
     for node in ast.walk(method):
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        if isinstance(node, ast.AnnAssign):
-            targets = [node.target]
-        for target in targets:
-            if isinstance(target, ast.Attribute) and target.attr == name:
-                return node
+        if any(isinstance(one, ast.Attribute) and one.attr == name for one in _targets(node)):
+            return node
     return None
+
+
+def _targets(node: ast.AST) -> list[ast.expr]:
+    """What an assignment assigns to."""
+    if isinstance(node, ast.AnnAssign):
+        return [node.target]
+    return node.targets if isinstance(node, ast.Assign) else []
