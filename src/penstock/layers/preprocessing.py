@@ -7,7 +7,7 @@ objects (`request_context.prepared_prompt`), and the request then holds a placeh
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -17,9 +17,8 @@ from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.engine import Prompt
 from penstock.errors import BadRequest, Error, OwnCodeFailed
 from penstock.hooks import Context, Meant, meant
-from penstock.hooks.context import authors_ask
+from penstock.hooks.hook import authors_ask
 from penstock.layers import generation
-from penstock.layers.hooks import HookCall, context_of
 from penstock.openai.asgi_response import send_error
 from penstock.request_context import PreparedPrompt, prepared_prompt
 
@@ -27,6 +26,11 @@ if TYPE_CHECKING:
     from penstock.config import LLMConfig
 
 log = logging.getLogger(__name__)
+
+HookCall = Callable[[Any, Context], Awaitable[Any]]
+"""A hook, wherever it runs."""
+
+_KEY = "penstock.context"
 
 GENERATING: Mapping[str, str] = {
     "/v1/chat/completions": "messages",
@@ -64,6 +68,14 @@ _OWN_NAMES: Mapping[str, Mapping[str, str]] = {
     "/v1/messages": {"stop": "stop_sequences"},
 }
 """Endpoints with other names for a sampling parameter than chat completions."""
+
+
+def context_of(scope: Scope, config: LLMConfig) -> Context:
+    """The context of a request, shared by all layers."""
+    if _KEY not in scope:
+        fields = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        scope[_KEY] = Context(config, scope["path"], fields.get("x-request-id", ""), fields)
+    return scope[_KEY]
 
 
 class Preprocessing:

@@ -25,8 +25,8 @@ from penstock.engine_control import EngineControl
 from penstock.engines.edge import Edge
 from penstock.engines.prepared import prepared
 from penstock.engines.vllm import errors
-from penstock.engines.vllm.arguments import environment, lora
-from penstock.engines.vllm.arguments.defaults import Shape, with_defaults
+from penstock.engines.vllm.arguments import environment
+from penstock.engines.vllm.arguments.defaults import Shape, lora_faults, with_defaults
 from penstock.engines.vllm.capabilities import version
 from penstock.engines.vllm.capabilities.state import Capabilities, capabilities
 from penstock.engines.vllm.core import failure_reason
@@ -378,7 +378,7 @@ def _plan(config: LLMConfig, shape: Shape, gang: Gang | None) -> Plan:
         from penstock.engines.vllm.arguments import schema
         from penstock.engines.vllm.frontend.app import plan
 
-    if found := lora.faults(config):
+    if found := lora_faults(config):
         raise config_error(found)
     engine, frontend = schema.split(with_defaults(config.engine_kwargs, shape), config.location)
     tokenizer = config.model_loading_config.tokenizer_source

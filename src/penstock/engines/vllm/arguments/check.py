@@ -20,7 +20,8 @@ from pydantic_core import SchemaValidator, ValidationError
 from penstock.config import LLMConfig
 from penstock.config.messages.location import Location
 from penstock.config.messages.problems import config_error
-from penstock.engines.vllm.arguments import answer_cache, lora
+from penstock.engines.vllm.arguments import answer_cache
+from penstock.engines.vllm.arguments.defaults import lora_faults
 from penstock.errors import EngineStartFailed
 
 _TIME_LIMIT_S = 180.0
@@ -54,7 +55,7 @@ def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
         for config, faults in zip(asked, _faults(asked), strict=True)
         for path, text in faults
     ]
-    problems += [text for config in asked for text in lora.faults(config)]
+    problems += [text for config in asked for text in lora_faults(config)]
     return Findings(tuple(problems))
 
 

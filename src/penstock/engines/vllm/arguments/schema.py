@@ -11,6 +11,7 @@ import functools
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Annotated, Any, cast
 
 import vllm.config
@@ -26,7 +27,11 @@ from penstock.config.messages.type_names import choices, describe, members, shap
 from penstock.engines.vllm.arguments.check import is_opaque, located, to_json
 from penstock.engines.vllm.arguments.names import HELP
 from penstock.engines.vllm.arguments.refused import REFUSED
-from penstock.engines.vllm.arguments.serve_cli import FrontendArgs
+
+if find_spec("vllm.entrypoints.launchers.cli_args") is None:  # from vLLM 0.33 on
+    from vllm.entrypoints.common import cli_args  # pyright: ignore[reportAttributeAccessIssue]
+else:
+    from vllm.entrypoints.launchers import cli_args
 
 Fault = tuple[Path, str]
 
@@ -145,7 +150,7 @@ def engine_arguments() -> dict[str, Argument]:
 
 def frontend_arguments() -> dict[str, Argument]:
     """The fields of vLLM's OpenAI server (`chat_template`, `tool_call_parser`, ...)."""
-    return _fields(FrontendArgs)
+    return _fields(cli_args.FrontendArgs)
 
 
 def plain() -> dict[str, Any]:

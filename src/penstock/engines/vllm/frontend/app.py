@@ -23,7 +23,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
 
-from penstock.engines.vllm.arguments.serve_cli import FrontendArgs, validate_parsed_serve_args
+from penstock.engines.vllm.arguments.schema import cli_args
 from penstock.engines.vllm.capabilities.state import Capabilities
 from penstock.engines.vllm.core import kv_transfer
 from penstock.engines.vllm.core.imports import uncollected
@@ -39,7 +39,7 @@ class Plan:
     """What will be served, validated by vLLM; nothing is loaded yet."""
 
     engine_args: AsyncEngineArgs
-    frontend_args: FrontendArgs
+    frontend_args: cli_args.FrontendArgs
     vllm_config: VllmConfig
     executor_class: type[Executor]
 
@@ -48,8 +48,8 @@ def plan(engine_arguments: Mapping[str, Any], frontend_arguments: Mapping[str, A
     """Raises: what vLLM raises for arguments and models that it rejects."""
     envs.disable_envs_cache()  # of an earlier engine in this process
     engine_args = AsyncEngineArgs(**engine_arguments)
-    frontend_args = FrontendArgs(**frontend_arguments)
-    validate_parsed_serve_args(_namespace(engine_args, frontend_args))
+    frontend_args = cli_args.FrontendArgs(**frontend_arguments)
+    cli_args.validate_parsed_serve_args(_namespace(engine_args, frontend_args))
     vllm_config = engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER)
     maybe_register_config_serialize_by_value()  # else classes from the model's own code do not reach the core
     parallel = vllm_config.parallel_config
@@ -133,7 +133,7 @@ async def build_app(llm: AsyncLLM, plan: Plan, capabilities: Capabilities) -> Fa
     return app
 
 
-def _namespace(engine_args: AsyncEngineArgs, frontend_args: FrontendArgs) -> Namespace:
+def _namespace(engine_args: AsyncEngineArgs, frontend_args: cli_args.FrontendArgs) -> Namespace:
     """The namespace that vLLM's command line would pass to its server."""
     command = {"headless": False, "api_server_count": 1, "grpc": False}
     return Namespace(**{**command, **vars(frontend_args), **vars(engine_args)})
