@@ -102,7 +102,7 @@ class _Answer:
         await self.fail(better or self._edge.heard(body, status), kept)
 
     async def fail(self, error: Error, kept: Sequence[tuple[bytes, bytes]] = ()) -> None:
-        """Ends the response, if it has not ended: with a status, or after its first bytes with a last event."""
+        """Ends the response, unless it has ended: with a status, or after its first bytes with an event."""
         if self._ended:
             return
         self._ended = True

@@ -83,14 +83,11 @@ class VLLMEngine:
             return
         try:
             await self._start(progress)
-        except Exception as error:
+        except BaseException as error:  # also when cancelled, for example by a time limit
             await self.stop()
-            if isinstance(error, Error):
+            if isinstance(error, Error) or not isinstance(error, Exception):
                 raise
             raise _failed(self._config, failure_reason.describe(error)) from error
-        except BaseException:  # cancelled, for example by a time limit
-            await self.stop()
-            raise
 
     async def _start(self, progress: Progress) -> None:
         self._refusal = None
@@ -137,7 +134,7 @@ class VLLMEngine:
         from penstock.engines.vllm.frontend.load import LoadReader, Scheduled
 
         fitting, scheduled = self._capabilities, Scheduled()
-        self._llm = llm = connect(plan, fitting, scheduled, core.input_address, core.output_address)
+        self._llm = llm = connect(plan, fitting, scheduled, core)
         progress("warm up")
         app = await build_app(llm, plan, fitting)
         if fitting.has("adapter_versions"):
@@ -409,17 +406,10 @@ def _is_local(config: LLMConfig) -> bool:
 
 def _refuse_unfit(config: LLMConfig, shape: Shape, gang: Gang | None, fitting: Capabilities) -> None:
     """Raises: EngineStartFailed for a model that would not run right without what is off."""
-    splits = shape.cpu and config.engine_kwargs.get("pipeline_parallel_size", 1) > 1
-    lacking = [
-        name
-        for name, needed in {
-            "data_parallel": gang is not None,
-            "cpu_workers": splits or (gang and shape.cpu),
-        }.items()
-        if needed and not fitting.has(name)
-    ]
-    if lacking:
-        raise _failed(config, f"vLLM's capability {lacking[0]} is off ({fitting.off[lacking[0]]})")
+    splits = shape.cpu and (gang or config.engine_kwargs.get("pipeline_parallel_size", 1) > 1)
+    for name, needed in (("data_parallel", gang), ("cpu_workers", splits)):
+        if needed and not fitting.has(name):
+            raise _failed(config, f"vLLM's capability {name} is off ({fitting.off[name]})")
 
 
 def _failed(config: LLMConfig, why: str) -> EngineStartFailed:

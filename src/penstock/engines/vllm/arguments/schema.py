@@ -86,7 +86,8 @@ def _faults_inside(outer: type[Any], error: ValidationError) -> list[Fault]:
             name = str(detail["loc"][-1])
             found[*path, name] = unknown("key", name, siblings)
         elif argument is None or detail["type"] in ("value_error", "assertion_error"):
-            found.setdefault(path, _in_vllms_words(detail["msg"]))
+            words = detail["msg"].removeprefix("Value error, ").strip().splitlines()[0]
+            found.setdefault(path, f"vLLM says: {words}")
         else:
             found.setdefault(path, argument.misfit(detail["input"]))
     return list(found.items())
@@ -104,10 +105,6 @@ def _locate(outer: type[Any], loc: Path) -> tuple[Path, Argument | None, Mapping
             inner = shape(argument.annotation)
             inside = _fields(inner) if inner else {}
     return tuple(path), argument, inside
-
-
-def _in_vllms_words(message: str) -> str:
-    return f"vLLM says: {message.removeprefix('Value error, ').strip().splitlines()[0]}"
 
 
 @functools.cache

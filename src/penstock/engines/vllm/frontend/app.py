@@ -27,6 +27,7 @@ from penstock.engines.vllm.arguments.schema import cli_args
 from penstock.engines.vllm.capabilities.state import Capabilities
 from penstock.engines.vllm.core import kv_transfer
 from penstock.engines.vllm.core.imports import uncollected
+from penstock.engines.vllm.core.launch import Core
 from penstock.engines.vllm.frontend import additions
 from penstock.engines.vllm.frontend.load import Scheduled
 from penstock.engines.vllm.frontend.timing import TimedLLM
@@ -83,12 +84,8 @@ def import_rest(plan: Plan, capabilities: Capabilities) -> None:
         check(cached_tokenizer_from_config(model), model.tokenizer, plan.frontend_args.chat_template)
 
 
-def connect(
-    plan: Plan, capabilities: Capabilities, latest: Scheduled, input_address: str, output_address: str
-) -> TimedLLM:
-    """AsyncLLM over the core at these addresses, which is ready; its scheduler's numbers are stored in
-    `latest`.
-    """
+def connect(plan: Plan, capabilities: Capabilities, latest: Scheduled, core: Core) -> TimedLLM:
+    """AsyncLLM over the core, which is ready; its scheduler's numbers are stored in `latest`."""
     more: dict[str, Any] = {}
     if capabilities.has("scheduler_stats"):
         from penstock.engines.vllm.frontend.stats import SchedulerLogger
@@ -104,7 +101,7 @@ def connect(
         log_requests=plan.engine_args.enable_log_requests,
         usage_context=UsageContext.OPENAI_API_SERVER,
         timed=capabilities.has("request_timings"),
-        client_addresses={"input_address": input_address, "output_address": output_address},
+        client_addresses={"input_address": core.address("input"), "output_address": core.address("output")},
         **more,
     )
     llm.engine_core.input_socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # for a replacement core
