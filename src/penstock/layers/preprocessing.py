@@ -20,6 +20,7 @@ from penstock.hooks import Context, Meant, meant
 from penstock.hooks.hook import authors_ask
 from penstock.layers import generation
 from penstock.openai.asgi_response import send_error
+from penstock.openai.paths import ENGINE_PATHS
 from penstock.request_context import PreparedPrompt, prepared_prompt
 
 if TYPE_CHECKING:
@@ -43,25 +44,9 @@ GENERATING: Mapping[str, str] = {
 }
 """Paths where an engine prompt may stand in for the request's own input, and the field that holds that."""
 
-EDITING = (
-    "/v1/chat/completions/batch",
-    "/cohere/v2/chat",
-    "/inference/v1/generate",
-    "/generative_scoring",
-    "/v1/systemone",
-    "/v1/embeddings",
-    "/v2/embed",
-    "/pooling",
-    "/classify",
-    "/v1/score",
-    "/score",
-    "/v1/rerank",
-    "/v2/rerank",
-    "/rerank",
-)
-"""Paths where a request can be edited, but the engine makes the prompt."""
-
-PATHS = frozenset({*GENERATING, *EDITING})
+_NO_PROMPT = ("tokenize", "render", "/audio/transcriptions", "/audio/translations")
+PATHS = frozenset({*GENERATING, *(path for path in ENGINE_PATHS if not path.endswith(_NO_PROMPT))})
+"""Paths where a request can be edited; at those that are not in `GENERATING` the engine makes the prompt."""
 
 _OWN_NAMES: Mapping[str, Mapping[str, str]] = {
     "/v1/responses": {"max_tokens": "max_output_tokens"},

@@ -391,7 +391,7 @@ def _plan(config: LLMConfig, shape: Shape, gang: Gang | None) -> Plan:
 
 async def _responder(llm: TimedLLM, app: FastAPI) -> RowResponder | None:
     """None, too, where it cannot be made: the engine answers everything without it."""
-    from penstock.engines.vllm.rows.build import row_responder
+    from penstock.engines.vllm.rows.responder import row_responder
 
     try:
         return await row_responder(llm, app)

@@ -16,6 +16,8 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from penstock.engines.process.child import said_by
 from penstock.engines.vllm.capabilities.state import Capabilities
 from penstock.engines.vllm.core import failure_reason, kv_transfer, plugin
@@ -113,7 +115,6 @@ class Core:
             self._held.close()
 
     async def _handshake(self) -> None:
-        import msgspec
         import zmq
         import zmq.asyncio
 
@@ -132,7 +133,6 @@ class Core:
 
     async def _welcome(self, leads: dict[str, Any] | None) -> bytes:
         """Addresses of the front-end and, in a gang, of the coordinator. leads: in the first core."""
-        import msgspec
         from vllm.v1.engine.utils import EngineHandshakeMetadata, EngineZmqAddresses
 
         shared = await self._gang.share(leads) if self._gang else {"addresses": {}, "parallel_config": {}}
