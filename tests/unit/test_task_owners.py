@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.engines.vllm.arguments.names import syntax_tree
+from penstock.engines.vllm.arguments.source import syntax_tree
 
 ROOT = Path(penstock.__file__).parent
 CREATORS = {"create_task", "ensure_future"}

@@ -13,9 +13,9 @@ from penstock.cli.models.precheck import missing_engine
 from penstock.config import LLMConfig
 from penstock.config.messages import problems
 from penstock.engines import vllm as vllm_engine
+from penstock.engines.vllm.arguments.source import PackageSource
 from penstock.engines.vllm.capabilities import state, version
 from penstock.engines.vllm.capabilities.needs import exactly, fields, has, says, takes
-from penstock.engines.vllm.capabilities.source import PackageSource
 from penstock.engines.vllm.capabilities.state import capabilities, compare
 from penstock.engines.vllm.capabilities.table import CAPABILITIES
 from penstock.engines.vllm.core.process import READ_BY_IMPORTS

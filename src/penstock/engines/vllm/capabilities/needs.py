@@ -9,7 +9,7 @@ import ast
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec
 
-from penstock.engines.vllm.capabilities.source import Function, PackageSource
+from penstock.engines.vllm.arguments.source import Function, PackageSource
 
 P = ParamSpec("P")
 Need = Callable[[PackageSource], str | None]

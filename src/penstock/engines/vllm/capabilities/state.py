@@ -14,8 +14,8 @@ from pathlib import Path
 from penstock.config import Settings
 from penstock.config.messages.problems import config_error, unknown
 from penstock.engines.vllm.arguments import answer_cache
+from penstock.engines.vllm.arguments.source import PackageSource
 from penstock.engines.vllm.capabilities.needs import Need
-from penstock.engines.vllm.capabilities.source import PackageSource
 from penstock.engines.vllm.capabilities.table import CAPABILITIES, FLOOR
 from penstock.errors import EngineStartFailed
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from penstock.engines.vllm.arguments.names import syntax_tree
+_parsing, _TRIES = threading.Lock(), 10
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -111,6 +114,16 @@ class PackageSource:
                 if isinstance(method, Function) and (found := _set_on_self(method, name)):
                     return where, found
         return None
+
+
+def syntax_tree(text: str) -> ast.Module:
+    """As `ast.parse`. CPython 3.11 counts depth for all threads together, and may raise when two parse."""
+    with _parsing:
+        for _ in range(_TRIES):
+            with suppress(SystemError):  # a thread that is not ours parses, too
+                return ast.parse(text)
+            time.sleep(0.01)
+        return ast.parse(text)
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
