@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from typing import Any, cast
 
 from penstock.asgi import parsed
@@ -34,13 +35,8 @@ _PYDANTIC = re.compile(r"^\d+ validation errors?:")
 _PYDANTIC_SAYS = re.compile(r"""'msg': ('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")
 RETRY_AFTER_S = 1.0
 
-_KINDS: dict[int, type[Error]] = {
-    401: Unauthorized,
-    403: Unsupported,
-    405: MethodNotAllowed,
-    413: TooLarge,
-    429: Overloaded,
-    501: Unsupported,
+_KINDS: Mapping[int, type[Error]] = {403: Unsupported} | {
+    kind.status: kind for kind in (Unauthorized, MethodNotAllowed, TooLarge, Overloaded, Unsupported)
 }
 
 _CODES: dict[str, type[Error]] = {kind.code: kind for kind in (ModelNotFound, PromptTooLong)}
