@@ -28,11 +28,10 @@ from penstock.engines import engine_class
 from penstock.engines.check import with_independent_engines
 from penstock.errors import ConfigError, EngineStartFailed
 from penstock.hooks import POSTPROCESSOR, PREPROCESSOR, Hook
-from penstock.layers import startup
 from penstock.layers.adapters import Source, Store
 from penstock.layers.adapters.source import Downloader
-from penstock.layers.hooks import HookCall
-from penstock.layers.stack import stacked
+from penstock.layers.preprocessing import HookCall
+from penstock.layers.stack import make_hook, stacked, start_engine
 from penstock.serve.control.state import SharingGroup
 from penstock.serve.fleet.membership import ADAPTERS
 from penstock.serve.gateway.app import Gateway
@@ -181,8 +180,8 @@ class LLMServer:
             environment.prepare(config)
             control = await asyncio.to_thread(find_control)
         try:
-            self._preprocessor = self._preprocessor or startup.make_hook(config, PREPROCESSOR)
-            self._postprocessor = startup.make_hook(config, POSTPROCESSOR)
+            self._preprocessor = self._preprocessor or make_hook(config, PREPROCESSOR)
+            self._postprocessor = make_hook(config, POSTPROCESSOR)
         except ConfigError as error:
             progress.report(config.model_id, progress.FAILED, str(error))
             raise
@@ -211,7 +210,7 @@ class LLMServer:
 
         request_context.gang.set(self._gang_link.gang if self._gang_link else None)
         try:
-            await startup.start_engine(self.engine, config, self._adapters, reached)
+            await start_engine(self.engine, config, self._adapters, reached)
         except EngineStartFailed as error:
             progress.report(config.model_id, progress.FAILED, str(error))
             raise
