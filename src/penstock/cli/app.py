@@ -26,12 +26,12 @@ from penstock.cli.models.options import (
     Json,
     Key,
     Url,
-    by_fields,
     split,
 )
 from penstock.cli.process.failure import fail
 from penstock.cli.version import show_versions
 from penstock.errors import ConfigError, Error
+from penstock.options import by_fields
 
 
 class _Commands(TyperGroup):
@@ -198,7 +198,7 @@ def check(
 
 
 app.command(name="version")(show_versions)
-app.command()(kuberay)
+app.command()(by_fields(kuberay))
 app.command()(by_fields(bench))
 app.add_typer(batch, name="batch")
 app.add_typer(batches, name="batches")
