@@ -62,12 +62,13 @@ class Screen(Watcher):
             self._progress.update(self._task, completed=share, seen=seen)
 
     def end(self, figures: Figures) -> None:
-        seen = f"{figures.good} good, {figures.failed} failed, {figures.output_tokens_per_s:,.0f} tok/s"
+        counts, speed = figures.requests, figures.output_tokens_per_s
+        seen = f"{counts.good} good, {counts.failed} failed, {speed:,.0f} tok/s"
         if self._live:
             self._progress.update(self._task, completed=1.0, seen=seen)
             self._progress.stop_task(self._task)
         else:
-            self._say(f"{figures.level.title}: {seen}")
+            self._say(f"{figures.load}: {seen}")
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
