@@ -24,8 +24,6 @@ Error
 └── EngineStartFailed     the engine could not start; says the engine's own reason
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

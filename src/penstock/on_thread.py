@@ -4,8 +4,6 @@ A thread goes on when the caller that waits for it is cancelled: what it then op
 Used where jobs take their locks and open their journals.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager

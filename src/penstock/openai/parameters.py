@@ -3,8 +3,6 @@
 They are vLLM's and OpenAI's. A row of a batch, and a preprocessor beside its prompt, may set these.
 """
 
-from __future__ import annotations
-
 SAMPLING = {
     "n": "whole",
     "seed": "whole",

@@ -1,7 +1,5 @@
 """Figures as a terminal shows them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TextIO
 

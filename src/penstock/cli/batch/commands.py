@@ -1,7 +1,5 @@
 """The options of `penstock batch`. The work is in `run` and in `penstock.data`, imported when needed."""
 
-from __future__ import annotations
-
 import difflib
 import signal
 import sys

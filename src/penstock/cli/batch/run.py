@@ -1,7 +1,5 @@
 """`penstock batch` inside its guard: plans, runs and reports a job; and shows the state of any job."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -4,8 +4,6 @@ The service runs the batch. A small file beside the output says which one it is,
 takes it up again.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

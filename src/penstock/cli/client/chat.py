@@ -1,7 +1,5 @@
 """`penstock chat`: a conversation with a running service, in the terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

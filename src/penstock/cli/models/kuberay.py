@@ -1,7 +1,5 @@
 """`penstock kuberay`: the manifest for Kubernetes, on stdout; what to do before it is applied, on stderr."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

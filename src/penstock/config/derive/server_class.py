@@ -1,7 +1,5 @@
 """Users' classes that a config names by import path. Only this file imports them."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

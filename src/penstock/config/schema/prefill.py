@@ -1,7 +1,5 @@
 """What users say about prefill by replicas of its own."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Self
 
 from pydantic import field_validator
