@@ -50,7 +50,7 @@ class Signalled:
     signum: int
 
 
-Event = startup.Event | progress.Step | Signalled
+Event = startup.Event | Signalled
 
 
 def run(plan: ServePlan, arguments: Arguments, signals_fd: int) -> int:
@@ -157,17 +157,14 @@ class _Command:
 
     def _show(self, event: Event) -> None:
         match event:
-            case startup.Entered(label, phase):
-                self._display.enter(label, phase)
-            case startup.Ended(label):
-                self._display.end(label)
-                if label == startup.RAY:
-                    self.take_signals()  # Ray has put handlers of its own in their place
             case startup.Note(text) if not self._ending:
                 self._display.say(text)
             case progress.Step(model_id, phase, pid, at):
-                label = self._label(model_id, pid)
-                if phase == progress.READY:
+                is_part = pid == os.getpid()
+                label = model_id if is_part else self._label(model_id, pid)
+                if is_part and (label, phase) == (startup.RAY, progress.READY):
+                    self.take_signals()  # Ray has put handlers of its own in their place
+                elif not is_part and phase == progress.READY:
                     gone = startup.Note(f"{label}: its process {pid} has ended.")
                     when_ended(pid, partial(self.inbox.put, gone))
                 if phase in (progress.READY, progress.FAILED):

@@ -41,21 +41,6 @@ _SLOW_WORKERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
-    """A part of the start entered a phase."""
-
-    label: str
-    phase: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A part of the start is done."""
-
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
 class Note:
     """Something that the user should know; nothing stops."""
 
@@ -86,7 +71,9 @@ class Stopped:
     """The application is gone, and Ray too if it was ours."""
 
 
-Event = Entered | Ended | Note | Serving | Failed | Stopped
+Event = progress.Step | Note | Serving | Failed | Stopped
+"""A step of this process is one of a part of the start."""
+
 Report = Callable[[Event], None]
 
 
@@ -158,7 +145,7 @@ class Steps:
 
         if self._stop.is_set():
             return
-        self._report(Entered(SERVICE, "deploying"))
+        self._step(SERVICE, "deploying")
         if not cluster.own:
             names = (progress.ENVIRONMENT, progress.LOG_ENVIRONMENT, LOG_FORMAT)
             here = {name: os.environ[name] for name in names if name in os.environ}
@@ -182,7 +169,7 @@ class Steps:
                     shown.add(reason(message))
                     self._report(Note(reason(message)))
             if status == "RUNNING" and gateway.is_healthy():
-                self._report(Ended(SERVICE))
+                self._step(SERVICE, progress.READY)
                 self._report(Serving(plan))
                 return
 
@@ -199,9 +186,12 @@ class Steps:
 
     @contextmanager
     def _part(self, label: str, phase: str) -> Generator[None]:
-        self._report(Entered(label, phase))
+        self._step(label, phase)
         yield
-        self._report(Ended(label))
+        self._step(label, progress.READY)
+
+    def _step(self, label: str, phase: str) -> None:
+        self._report(progress.Step(label, phase, os.getpid(), time.monotonic()))
 
 
 def end_streams(port: int) -> None:
