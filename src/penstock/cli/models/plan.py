@@ -163,11 +163,9 @@ def _rest(given: Sequence[LLMServingArgs]) -> dict[str, Any]:
     for args in given:
         if args.ingress_cls_config.ingress_cls is not None:
             where = args.location / "ingress_cls_config"
-            raise ConfigError(
-                where.says(
-                    "`penstock serve` runs the gateway on a port of its own, where a class in its place "
-                    "cannot answer; run such a file with `serve run`, or take `endpoint` of a server class."
-                )
+            raise where.fault(
+                "`penstock serve` runs the gateway on a port of its own, where a class in its place "
+                "cannot answer; run such a file with `serve run`, or take `endpoint` of a server class."
             )
         for name in sorted(args.model_fields_set - {"llm_configs", "gateway"}):
             value = getattr(args, name)

@@ -116,9 +116,7 @@ def _joined(values: Mapping[str, Any], location: Location) -> LLMConfig:
     for name in (PREFILL, DECODE):
         with faults.collecting():
             if name not in values:
-                raise ConfigError(
-                    location.says(f"{name} is missing: {PREFILL} and {DECODE} belong together.")
-                )
+                raise location.fault(f"{name} is missing: {PREFILL} and {DECODE} belong together.")
             parsed[name] = _model(values[name], location / name, {}, faults)
     faults.raise_any()
     return parsed[DECODE].with_prefill(parsed[PREFILL])
@@ -147,7 +145,7 @@ def _from_file(name: str, location: Location) -> tuple[Any, Location]:
     except ConfigError as error:
         if error.problems:
             raise
-        raise ConfigError(location.says(str(error))) from error
+        raise location.fault(str(error)) from error
     return found.data, found.location
 
 

@@ -43,7 +43,6 @@ from penstock.config.schema.sections import (
     translate_task,
 )
 from penstock.config.schema.strict import RootConfig, optional, section, setting
-from penstock.errors import ConfigError
 
 _MODEL = "a config does not read the model. Its folder has a config.json; a running service has /v1/models."
 _CONNECTOR = "set engine_kwargs.kv_transfer_config, or `prefill`; a replica sets its connector up."
@@ -320,11 +319,9 @@ class LLMConfig(RootConfig):
         Raises: ConfigError when it is another model.
         """
         if (half.model_id, half.engine_name) != (self.model_id, self.engine_name):
-            raise ConfigError(
-                half.location.says(
-                    f"prefill and decode must be one model on one engine, not {half.model_id!r} on "
-                    f"{half.engine_name!r} and {self.model_id!r} on {self.engine_name!r}."
-                )
+            raise half.location.fault(
+                f"prefill and decode must be one model on one engine, not {half.model_id!r} on "
+                f"{half.engine_name!r} and {self.model_id!r} on {self.engine_name!r}."
             )
         return self.model_copy(update={"prefill": PrefillConfig.of(half)})
 
