@@ -30,7 +30,8 @@ def measure(options: BenchOptions, files: Files, *, fail_on_errors: bool = False
     ]
     for path, _ in writers:
         _refuse_unwritable(path)
-    with Screen(sys.stderr) as screen:
+    screen = Screen(sys.stderr)
+    with screen.bar:
         result = run(settings, screen)
     print_tables(result, sys.stdout)
     for path, write in writers:

@@ -99,7 +99,8 @@ def _run(batch_run: BatchRun, signals_fd: int, output: Output) -> int:
     if (done := finished_report(before, spec, retry_failed=batch_run.retry_failed)) is not None:
         print(f"penstock batch: '{batch_run.output}' is finished; nothing was run.", file=output.err)
         return _ended(batch_run, done, output, whole=False)
-    with Meter(output.err) as meter:
+    meter = Meter(output.err)
+    with meter.bar:
         pool = make_worker_pool(
             spec.engines,
             config,

@@ -70,7 +70,8 @@ def submit(
             known = _known(source, to, note, url, window)
             batch = _batch(api, source, note, known or _uploaded(api, source, note, url, window or _WINDOW))
             api = api.with_options(max_retries=_RETRIES)  # through a restart of the service
-            with Meter(sys.stderr) as meter:
+            meter = Meter(sys.stderr)
+            with meter.bar:
                 batch = _waited(api, batch, meter, str(source), output)
             return _ended(api, batch, to, note, fail_on_errors=fail_on_errors)
     except KeyboardInterrupt:
