@@ -4,12 +4,11 @@ What counts is what was due in the measured time. Latencies are those of complet
 request was due. Rates count what came in the measured time, of complete answers only.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from penstock.bench.load.outcome import UNFINISHED, RequestOutcome, RequestTiming
 from penstock.bench.load.workers import Measured
@@ -34,7 +33,7 @@ class Spread:
     max: float
 
     @classmethod
-    def of(cls, values: Iterable[float], scale: float = 1.0) -> Spread | None:
+    def of(cls, values: Iterable[float], scale: float = 1.0) -> Self | None:
         """Of the values times `scale`; None without values."""
         ordered = sorted(scale * value for value in values)
         if not ordered:

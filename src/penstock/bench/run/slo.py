@@ -1,10 +1,9 @@
 """What a user calls good enough: `ttft=200ms,itl=30ms,tpot=25ms,e2e=5s`."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass
+from typing import Self
 
 from penstock.bench.load.outcome import RequestTiming
 from penstock.errors import ConfigError
@@ -22,7 +21,7 @@ class SLO:
     text: str
 
     @classmethod
-    def parse(cls, text: str) -> SLO:
+    def parse(cls, text: str) -> Self:
         """Raises: ConfigError."""
         limits: dict[str, float] = {}
         for part in text.split(","):
