@@ -3,8 +3,6 @@
 Those who call an engine set them; engines read them.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 import uuid

@@ -27,7 +27,7 @@ HOUSES: dict[str, list[set[str]]] = {
         {"engine"},
         {"engine_control", "openai", "ray_version", "json_logs"},
         {"asgi", "config", "temporary_folder", "tiers"},
-        {"autoscaling", "errors", "metrics", "on_thread", "processes", "progress"},
+        {"autoscaling", "errors", "metrics", "on_thread", "options", "processes", "progress"},
     ],
     "penstock.serve": [
         {"builders"},

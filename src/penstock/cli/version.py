@@ -2,8 +2,6 @@
 no engine.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import re

@@ -1,7 +1,5 @@
 """The parts of `manifest.yaml`, with values in place of its `$words`."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Mapping
 from importlib.resources import files

@@ -4,8 +4,6 @@ A version appears by a rename, complete. The downloading process holds the sourc
 releases when it ends; the next one continues an unfinished download.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """A whole run: probe, then every level in turn, until the last or until the user has enough."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal
@@ -36,7 +34,7 @@ class Result:
 
     @property
     def stopped(self) -> bool:
-        return any(level.stopped for level in self.figures)
+        return any(level.stopped_early for level in self.figures)
 
 
 class Watcher:

@@ -1,7 +1,5 @@
 """`penstock bench`. The work is in `penstock.bench`, imported when it runs."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

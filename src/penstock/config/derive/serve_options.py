@@ -3,8 +3,6 @@
 Our defaults differ from Serve's where an LLM differs from a small function; each says why.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

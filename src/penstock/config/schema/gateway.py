@@ -1,7 +1,5 @@
 """`GatewayConfig`: what users say about the gateway."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Literal, Self
 

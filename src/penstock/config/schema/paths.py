@@ -1,7 +1,5 @@
 """Paths in a config file: relative ones count from the file's folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -3,8 +3,6 @@
 Nothing is imported here: a class is known by its import path until the model is bound.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

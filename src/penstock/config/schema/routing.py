@@ -3,8 +3,6 @@
 The policies themselves are in `serve/routing`.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The parts of an `LLMConfig`, under the names that users know."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -208,6 +206,9 @@ class EngineSizes(StrictModel):
     pipeline_parallel_size: int | None = Field(default=None, ge=1)
     prefill_context_parallel_size: int | None = Field(default=None, ge=1)
     data_parallel_size: int | None = Field(default=None, ge=1)
+
+
+EngineArguments = Annotated[dict[str, Any], CheckedDict(EngineSizes)]
 
 
 class SloConfig(StrictModel):

@@ -1,7 +1,5 @@
 """The environment: every `PENSTOCK_*` name, read here and nowhere else."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

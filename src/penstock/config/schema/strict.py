@@ -1,7 +1,5 @@
 """Base classes of everything that users write: unknown keys are refused, types are not guessed."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Iterator
@@ -24,6 +22,11 @@ def setting(default: T, description: str, **limits: Any) -> T:
 def optional(description: str, **limits: Any) -> Any:
     """A field that is None where nothing is given."""
     return setting(None, description, **limits)
+
+
+def section(kind: type[T], description: str) -> T:
+    """A field that is a section; without one, its defaults."""
+    return Field(default_factory=kind, description=description)
 
 
 class StrictModel(BaseModel):
