@@ -4,6 +4,8 @@ They read its body, pass it to the next app with another body, and end their wor
 Knows no server and no engine.
 """
 
+from __future__ import annotations
+
 import asyncio
 import json
 import re

@@ -5,6 +5,8 @@ Serve applies the limits, factors and delays of the `autoscaling_config` to the 
 nothing, because the controller imports it.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -4,6 +4,8 @@ Above it: the replica (`serve.replica`) and batch (`data`). Below it: one adapte
 It knows neither Ray nor HTTP servers; an engine speaks HTTP through the ASGI app that it provides.
 """
 
+from __future__ import annotations
+
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module

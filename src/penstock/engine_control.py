@@ -3,6 +3,8 @@
 `Engine.control` provides them. Those that an engine lacks raise `Unsupported`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn

@@ -24,6 +24,8 @@ Error
 └── EngineStartFailed     the engine could not start; says the engine's own reason
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import ClassVar
 

@@ -5,6 +5,8 @@ its engine. Where the command that started them runs on the same node, all write
 its own.
 """
 
+from __future__ import annotations
+
 import json
 import logging
 import os

@@ -5,6 +5,8 @@ what it writes would come after the next owner's. Used where jobs take their loc
 write files, and for the records of files and batches.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager

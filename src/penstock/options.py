@@ -3,6 +3,8 @@
 Imports no config, so that `--help` is there at once.
 """
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable
 from dataclasses import Field, field, fields, is_dataclass

@@ -4,6 +4,8 @@ The command opens a `ProgressReader` and sets its socket in the environment befo
 which inherit it. Without it, or on another node, nothing is sent.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os

@@ -3,6 +3,8 @@
 Imports nothing of Ray: it reads what is installed, and what Ray says of a cluster that runs another version.
 """
 
+from __future__ import annotations
+
 import re
 from importlib.metadata import PackageNotFoundError, version
 

@@ -3,6 +3,8 @@
 Those who call an engine set them; engines read them.
 """
 
+from __future__ import annotations
+
 import re
 import threading
 import uuid

@@ -1,5 +1,7 @@
 """A new folder for temporary files, or a sentence about the disk that has no room for it."""
 
+from __future__ import annotations
+
 import tempfile
 from pathlib import Path
 

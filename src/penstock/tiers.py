@@ -4,6 +4,8 @@
 reads a request's class, replicas enforce it, batch sends its rows as `flex`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Literal
 

@@ -1,5 +1,7 @@
 """The `penstock` command."""
 
+from __future__ import annotations
+
 import os
 import sys
 

@@ -1,5 +1,7 @@
 """The commands and their options. Each imports what it needs when it runs, so `--help` is there at once."""
 
+from __future__ import annotations
+
 import os
 import sys
 from dataclasses import replace

@@ -2,6 +2,8 @@
 no engine.
 """
 
+from __future__ import annotations
+
 import json
 import platform
 import re

@@ -4,6 +4,8 @@ Each pod that is always there runs a gateway on the port of KubeRay's Service, a
 off: a token takes no hop more than with `penstock serve`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any

@@ -1,5 +1,7 @@
 """What a manifest says that no config does: the site's names, images, labels and sizes."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

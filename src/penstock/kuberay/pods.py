@@ -1,5 +1,7 @@
 """Values of one pod: the head, which holds the cluster's own state, or a worker, which holds replicas."""
 
+from __future__ import annotations
+
 import json
 from typing import Any
 

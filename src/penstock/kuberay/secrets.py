@@ -1,5 +1,7 @@
 """Keeps secrets out of manifests: configs refer to them by name, pods get them from a Secret."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,5 +1,7 @@
 """The parts of `manifest.yaml`, with values in place of its `$words`."""
 
+from __future__ import annotations
+
 import string
 from collections.abc import Mapping
 from importlib.resources import files

@@ -4,6 +4,8 @@ A replica gets a pod of its own, or several where its engine spans nodes. Replic
 share pods, all of one GPU type, as models that take turns on one GPU must.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,5 +1,7 @@
 """Answers of ASGI apps: a JSON value, a stream, or an error in the form that clients of the path read."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing

@@ -5,6 +5,8 @@ the paths of Anthropic's Messages that one's. `code` is always a string that a p
 `str(error)`, which is public by contract, leaves the process.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,6 +3,8 @@
 They are vLLM's and OpenAI's. A row of a batch, and a preprocessor beside its prompt, may set these.
 """
 
+from __future__ import annotations
+
 
 def _by_name(**listed: str) -> dict[str, str]:
     """The type of each name; given are the names of each type."""

@@ -1,5 +1,7 @@
 """POST endpoints of engines, for the gateway's routes and for batch files; a model has those of its task."""
 
+from __future__ import annotations
+
 BATCH_PATHS = (
     "/v1/chat/completions",
     "/v1/completions",

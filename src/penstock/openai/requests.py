@@ -4,6 +4,8 @@ Every engine that reads bodies calls `prepared`, for HTTP and for the lines of a
 `docs/reference/endpoints.md`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any, cast
 

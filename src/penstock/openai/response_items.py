@@ -5,6 +5,8 @@ memory of its own and without asking around. An item is a dict as a client sent 
 an engine parsed from it.
 """
 
+from __future__ import annotations
+
 import re
 import uuid
 from collections.abc import Sequence

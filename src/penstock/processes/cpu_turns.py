@@ -7,6 +7,8 @@ front-ends wait, and a Ray that Penstock starts with all of its processes; engin
 no privilege, and changes nothing where CPUs are idle. Figures: "Who interrupts whom" in benchmarks/log.md.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Generator
 from contextlib import contextmanager, suppress

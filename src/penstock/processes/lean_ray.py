@@ -3,6 +3,8 @@
 Each item says what it would be for. What the user has set in the environment stays.
 """
 
+from __future__ import annotations
+
 import logging
 import os
 import threading

@@ -1,5 +1,7 @@
 """Ends processes with all that they have started. Knows nothing of engines."""
 
+from __future__ import annotations
+
 import ctypes
 import os
 import signal

@@ -1,5 +1,7 @@
 """`s3://` and `gs://`, by the clients in pyarrow, with their usual chains of credentials."""
 
+from __future__ import annotations
+
 import os
 from datetime import timedelta
 from functools import cache

@@ -4,6 +4,8 @@ A version appears by a rename, complete. The downloading process holds the sourc
 releases when it ends; the next one continues an unfinished download.
 """
 
+from __future__ import annotations
+
 import fcntl
 import hashlib
 import os

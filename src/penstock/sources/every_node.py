@@ -3,6 +3,8 @@
 Knows neither which nodes these are nor how they are reached: `use` says so.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar

@@ -3,6 +3,8 @@
 Every client raises its own errors, some with nothing but a text. Only this file tells them apart.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import re

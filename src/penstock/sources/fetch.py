@@ -1,5 +1,7 @@
 """`fetch`, `version_of` and `children`, for every kind of source."""
 
+from __future__ import annotations
+
 import logging
 import math
 import threading

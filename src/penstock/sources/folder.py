@@ -1,5 +1,7 @@
 """A folder of this node. It is used as it is; nothing is copied."""
 
+from __future__ import annotations
+
 import shutil
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Every other URL, by fsspec and whichever file system is installed for its scheme."""
 
+from __future__ import annotations
+
 import logging
 from pathlib import Path
 from typing import Any

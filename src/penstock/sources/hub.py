@@ -3,6 +3,8 @@
 Files lie in the hub client's own cache, which other programs share: it is resumable, and locks each file.
 """
 
+from __future__ import annotations
+
 import glob
 import logging
 import os

@@ -1,5 +1,7 @@
 """What every kind of source can do, and its name as it may be shown."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

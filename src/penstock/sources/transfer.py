@@ -3,6 +3,8 @@
 A file is there under its name only when all of it is.
 """
 
+from __future__ import annotations
+
 import shutil
 import threading
 import time

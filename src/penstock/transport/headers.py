@@ -1,5 +1,7 @@
 """Which header fields pass between client and replica, and which the gateway removes or adds."""
 
+from __future__ import annotations
+
 import re
 import uuid
 from collections.abc import Mapping

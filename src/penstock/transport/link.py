@@ -5,6 +5,8 @@ It carries lines of JSON: a `Hello`, then a `LoadReport` for each change and at 
 and batch share; the replica's side is `serve.replica.frontend.status_link`.
 """
 
+from __future__ import annotations
+
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable

@@ -7,6 +7,8 @@ client's stream go the other. `serve.replica.frontend.guard` uses the replica's 
 gateway's.
 """
 
+from __future__ import annotations
+
 import asyncio
 import itertools
 import logging

@@ -1,5 +1,7 @@
 """Opens connections to one replica, and keeps them in a pool."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import socket

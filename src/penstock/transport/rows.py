@@ -6,6 +6,8 @@ same time leaves in one write. The end of the connection means that the rows on 
 the frames and the job's side; the replica's is `serve.replica.frontend.rows`.
 """
 
+from __future__ import annotations
+
 import asyncio
 import itertools
 import struct

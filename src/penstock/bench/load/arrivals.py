@@ -1,5 +1,7 @@
 """When requests are sent: by so many users who each wait for an answer, or at times that no answer moves."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count

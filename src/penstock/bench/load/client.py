@@ -4,6 +4,8 @@ No task wakes up for a piece of an answer, only for its end, so that many stream
 once for each read of the socket, before anything is parsed. Connections are kept alive, as usual clients do.
 """
 
+from __future__ import annotations
+
 import asyncio
 import socket
 import ssl

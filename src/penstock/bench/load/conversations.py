@@ -5,6 +5,8 @@ a function of its number, so that workers need not talk to each other. Lengths f
 in every run; texts follow `salt` and are new in every run, or caches of an earlier one would help.
 """
 
+from __future__ import annotations
+
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from random import Random

@@ -1,5 +1,7 @@
 """One level in one worker: begins conversations when the load says so, and records what became of them."""
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections.abc import Coroutine

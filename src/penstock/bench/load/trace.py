@@ -5,6 +5,8 @@ JSON lines or CSV, a request a line. Known names of columns, whatever their case
 `GeneratedTokens`; BurstGPT's `Timestamp` (seconds), `Request tokens`, `Response tokens`.
 """
 
+from __future__ import annotations
+
 import csv
 import json
 from collections.abc import Iterable, Mapping

@@ -3,6 +3,8 @@
 The parent says when a level starts; times are the machine's monotonic clock, which all its processes share.
 """
 
+from __future__ import annotations
+
 import asyncio
 import gc
 import os

@@ -1,5 +1,7 @@
 """The parent's side of the worker processes: starts them, runs levels on all at once, gathers outcomes."""
 
+from __future__ import annotations
+
 import contextlib
 import multiprocessing
 import time

@@ -1,5 +1,7 @@
 """A whole command: settings to a run, and a run to a table, JSON, a page and an exit code."""
 
+from __future__ import annotations
+
 import json
 import sys
 from collections.abc import Callable

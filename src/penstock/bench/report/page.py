@@ -3,6 +3,8 @@
 The plots are drawn by uPlot (MIT), which lies in `assets` and is written into the page.
 """
 
+from __future__ import annotations
+
 import html
 import json
 from collections.abc import Sequence

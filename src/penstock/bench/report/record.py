@@ -1,5 +1,7 @@
 """A run as JSON: settings, figures of every level, and, when asked for, every single request."""
 
+from __future__ import annotations
+
 import datetime
 import json
 from dataclasses import asdict

@@ -3,6 +3,8 @@
 Times are seconds from the beginning of the measured time; what is below 0 is the warm-up.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Figures as a terminal shows them."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import TextIO
 

@@ -3,6 +3,8 @@
 Imports no other part of the bench, so that `--help` is there at once.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path

@@ -3,6 +3,8 @@
 Everything that would make a run worthless is an error here, with the service's own words.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,5 +1,7 @@
 """A whole run: probe, then every level in turn, until the last or until the user has enough."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import signal

@@ -1,5 +1,7 @@
 """The options of `penstock batch`. The work is in `run` and in `penstock.data`, imported when needed."""
 
+from __future__ import annotations
+
 import difflib
 import signal
 import sys

@@ -1,5 +1,7 @@
 """The options of `penstock batch`: `run` has all, `resume` those of `EnginesToUse` and `RunOptions`."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal

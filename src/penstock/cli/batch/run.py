@@ -1,5 +1,7 @@
 """`penstock batch` inside its guard: plans, runs and reports a job; and shows the state of any job."""
 
+from __future__ import annotations
+
 import asyncio
 import os
 import shutil

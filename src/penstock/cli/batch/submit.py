@@ -4,6 +4,8 @@ The service runs the batch. A small file beside the output says which one it is,
 takes it up again.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 import time

@@ -1,5 +1,7 @@
 """The report of a batch job as lines for people."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 from penstock.data.job.manifest import FINISHED

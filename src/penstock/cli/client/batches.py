@@ -1,5 +1,7 @@
 """`penstock batches`: lists, shows and cancels the batches of a running service."""
 
+from __future__ import annotations
+
 import json
 import time
 from collections.abc import Mapping

@@ -1,5 +1,7 @@
 """`penstock bench`. The work is in `penstock.bench`, imported when it runs."""
 
+from __future__ import annotations
+
 from typing import Annotated
 
 import typer

@@ -1,5 +1,7 @@
 """`penstock chat`: a conversation with a running service, in the terminal."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import sys

@@ -1,5 +1,7 @@
 """`penstock ctl`: operates a running service through its admin endpoints."""
 
+from __future__ import annotations
+
 import json
 from dataclasses import dataclass, replace
 from functools import partial

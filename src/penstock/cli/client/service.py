@@ -3,6 +3,8 @@
 Standard library on purpose: a command sends one request at a time, and must be there at once.
 """
 
+from __future__ import annotations
+
 import json
 import ssl
 from collections.abc import Callable

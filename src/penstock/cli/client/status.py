@@ -1,5 +1,7 @@
 """`penstock models` and `penstock status`: what a running service serves, and how well."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
 from typing import Any

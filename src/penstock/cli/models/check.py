@@ -1,5 +1,7 @@
 """`penstock check`: every mistake in configs, and where their models would be placed. Starts no Ray."""
 
+from __future__ import annotations
+
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,5 +1,7 @@
 """Arguments of the engine, from words or from files: read and checked by the engine that will take them."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

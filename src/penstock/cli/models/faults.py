@@ -1,5 +1,7 @@
 """Every mistake in config files, found without starting Ray or a model."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,5 +1,7 @@
 """`penstock kuberay`: the manifest for Kubernetes, on stdout; what to do before it is applied, on stderr."""
 
+from __future__ import annotations
+
 import os
 import shlex
 import sys

@@ -3,6 +3,8 @@
 Imports no config, so that `--help` is there at once.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal

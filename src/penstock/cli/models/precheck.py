@@ -1,5 +1,7 @@
 """Checks a plan before Ray starts: mistakes that would otherwise cost a minute. Takes no second."""
 
+from __future__ import annotations
+
 import os
 import shutil
 from importlib.util import find_spec

@@ -1,5 +1,7 @@
 """How a command fails, and why: a sentence or two out of what Ray, Serve and an engine wrapped around it."""
 
+from __future__ import annotations
+
 import re
 import sys
 import tempfile

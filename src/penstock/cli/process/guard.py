@@ -10,6 +10,8 @@ pipe, because Ray's C++ part replaces the signal handlers of its process. When t
 reads the end of the pipe and stops by itself.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import signal

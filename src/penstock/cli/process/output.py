@@ -4,6 +4,8 @@ Ray, Serve and their C++ parts print as they please, also when they end. File de
 lead to the log, and what users read goes to copies of the original ones.
 """
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import io

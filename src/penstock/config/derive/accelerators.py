@@ -4,6 +4,8 @@ Nodes are given as Ray's resource mappings (`{"CPU": 8.0, "GPU": 1.0, "accelerat
 this file asks neither Ray nor a driver.
 """
 
+from __future__ import annotations
+
 import os
 import runpy
 from collections.abc import Mapping, Sequence

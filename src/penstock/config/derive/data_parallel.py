@@ -3,6 +3,8 @@
 Serve counts replicas; the user counts gangs. Models without experts need none: `serve_options.independent`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from typing import Any
 

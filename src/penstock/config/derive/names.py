@@ -1,5 +1,7 @@
 """The names of models behind one gateway: ids, aliases, and which models stand in for which."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 

@@ -6,6 +6,8 @@ all of its GPUs: Ray sets CUDA_VISIBLE_DEVICES by what the actor holds, and "uni
 children.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

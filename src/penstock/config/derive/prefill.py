@@ -4,6 +4,8 @@ The model itself is the half that clients reach and that decodes. Both halves lo
 cache of a long prompt goes from one to the other by a connector of the engine's.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 from penstock.config.derive.serve_options import deployment_name

@@ -3,6 +3,8 @@
 Our defaults differ from Serve's where an LLM differs from a small function; each says why.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

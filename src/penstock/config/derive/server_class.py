@@ -1,5 +1,7 @@
 """Users' classes that a config names by import path. Only this file imports them."""
 
+from __future__ import annotations
+
 import importlib
 from typing import Any
 

@@ -1,5 +1,7 @@
 """`LLMServingArgs`: all that `build_openai_app` takes. Reads the files that name models."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from pathlib import Path as File
 from typing import Any, Self

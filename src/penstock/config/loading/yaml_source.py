@@ -1,5 +1,7 @@
 """A YAML file as data, with the line of every key. Knows nothing of models or engines."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field

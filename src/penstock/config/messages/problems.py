@@ -4,6 +4,8 @@ Used wherever a config is read. It knows pydantic's error types and nothing of t
 allowed names come from the models.
 """
 
+from __future__ import annotations
+
 import difflib
 import logging
 import re

@@ -1,5 +1,7 @@
 """Which names and values look like secrets, and values without them: for `repr`, logs, messages and state."""
 
+from __future__ import annotations
+
 import re
 import typing
 from collections.abc import Mapping

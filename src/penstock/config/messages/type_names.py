@@ -3,6 +3,8 @@
 It knows Python's typing and the limits of `annotated_types`.
 """
 
+from __future__ import annotations
+
 import enum
 import types
 import typing

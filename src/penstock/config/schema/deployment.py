@@ -4,6 +4,8 @@ The tables are ours so that a config can be checked without importing Ray; a tes
 signature of the installed Ray. The dict that the user wrote goes to Serve as it is.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 

@@ -3,6 +3,8 @@
 So a secret need not stand in a file, nor in the config that Serve keeps of a deployed application.
 """
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Generator, Mapping

@@ -1,5 +1,7 @@
 """`GatewayConfig`: what users say about the gateway."""
 
+from __future__ import annotations
+
 import re
 from typing import Annotated, Literal, Self
 

@@ -1,5 +1,7 @@
 """`JobsConfig`: what users say about the Files and Batches APIs."""
 
+from __future__ import annotations
+
 from pydantic import ValidationInfo, field_validator
 
 from penstock.config.schema.paths import from_file

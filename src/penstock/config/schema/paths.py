@@ -1,5 +1,7 @@
 """Paths in a config file: relative ones count from the file's folder."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Annotated
 

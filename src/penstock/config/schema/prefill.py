@@ -1,5 +1,7 @@
 """What users say about prefill by replicas of its own."""
 
+from __future__ import annotations
+
 from typing import Any, Self
 
 from pydantic import field_validator

@@ -3,6 +3,8 @@
 The code itself is imported and called in `penstock.hooks`.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any

@@ -3,6 +3,8 @@
 Nothing is imported here: a class is known by its import path until the model is bound.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Mapping

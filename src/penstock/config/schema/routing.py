@@ -3,6 +3,8 @@
 The policies themselves are in `serve/routing`.
 """
 
+from __future__ import annotations
+
 import re
 from typing import Annotated
 

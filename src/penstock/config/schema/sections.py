@@ -1,5 +1,7 @@
 """The parts of an `LLMConfig`, under the names that users know."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, cast
 

@@ -1,5 +1,7 @@
 """The environment: every `PENSTOCK_*` name, read here and nowhere else."""
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Mapping

@@ -1,5 +1,7 @@
 """Base classes of everything that users write: unknown keys are refused, types are not guessed."""
 
+from __future__ import annotations
+
 import importlib
 import os
 from collections.abc import Iterator
