@@ -111,7 +111,10 @@ async def bare(source: str, arguments: dict[str, Any]) -> AsyncIterator[httpx.As
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words]
     child = Child([*command, "--disable-uvicorn-access-log"], ENVIRONMENT, grace_s=5)
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        limits = httpx.Limits(keepalive_expiry=1)  # the server closes idle connections after 5 s
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", timeout=60, limits=limits
+        ) as client:
             async with asyncio.timeout(START_S):
                 while not await answers(client):
                     assert not child.ended.done(), child.last_words()

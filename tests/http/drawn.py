@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from random import Random
 from typing import Any
@@ -35,6 +35,7 @@ def flat(tool: Json) -> Json:
     return {"type": "function", **tool["function"]}
 
 
+CALL = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
 WEATHER = tool("get_weather")
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "pair", "schema": SCHEMA}}
@@ -43,19 +44,13 @@ ASKED = [
     {
         "role": "assistant",
         "content": None,
-        "tool_calls": [
-            {
-                "id": "call-0",
-                "type": "function",
-                "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'},
-            }
-        ],
+        "tool_calls": [{"id": "call-0", "type": "function", "function": CALL}],
     },
     {"role": "tool", "tool_call_id": "call-0", "content": "sunny"},
 ]
 ITEMS = [
     *user("What is the weather in Paris?"),
-    {"type": "function_call", "call_id": "call-0", "name": "get_weather", "arguments": '{"city": "Paris"}'},
+    {"type": "function_call", "call_id": "call-0", **CALL},
     {"type": "function_call_output", "call_id": "call-0", "output": "sunny"},
 ]
 ANTHROPIC_TOOL = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
@@ -105,7 +100,8 @@ RIGHT: dict[str, list[Json]] = {
     "/v1/rerank": [{"query": "the soup", "documents": ["salt", "a train"], "top_n": 1}],
     "/v2/rerank": [{"query": "the soup", "documents": ["salt", "a train"]}],
 }
-GETS = ("/v1/models", "/v1/models/m", "/v1/responses/{last}", "/v1/responses/unknown", "/tokenizer_info")
+GETS = ("/v1/models/m", "/v1/responses/unknown", f"/v1/responses/{LAST}?stream=true&starting_after=1")
+"""Beside those that the document lists."""
 
 _VALUES: dict[str, list[Json]] = {
     "add_generation_prompt": [False],
@@ -134,6 +130,7 @@ _VALUES: dict[str, list[Json]] = {
     "prompt": [*TEXTS, [5, 6, 7], ["Hello", "What"], [[5], [6, 7]], [], {"id": "x"}],
     "reasoning": [{"effort": "low"}, {"effort": "none"}, {"summary": "auto"}],
     "repetition_detection": [{"max_pattern_size": 3, "min_pattern_size": 1, "min_count": 2}],
+    "request_id": ["request-1"],
     "response_format": [
         {"type": "text"},
         {"type": "json_object"},
@@ -234,6 +231,10 @@ class Request:
         text = json.dumps(self.fields).replace(LAST, last) if self.content is None else self.content
         return text.encode(self.encoding)
 
+    def without(self, name: str) -> Request:
+        """Without this field."""
+        return replace(self, fields={key: value for key, value in (self.fields or {}).items() if key != name})
+
     def text(self) -> str:
         """To send it again."""
         return json.dumps(
@@ -245,6 +246,21 @@ class Request:
         return cls(**json.loads(text))
 
 
+COMPLETIONS = "/v1/completions"
+_CUT = json.dumps(COMPLETION)[:-1]
+ODD_BODIES = [
+    *(Request(COMPLETIONS, content=content) for content in (_CUT, "[]", "1", "", "{}", "null", "x")),
+    *(Request(COMPLETIONS, COMPLETION, encoding=encoding) for encoding in ("utf-8-sig", "utf-16")),
+    Request(COMPLETIONS, content='"\xff"', encoding="latin-1"),
+    *(
+        Request(COMPLETIONS, COMPLETION, kind=kind)
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-8")
+    ),
+    *(Request(COMPLETIONS, method=method) for method in ("GET", "DELETE")),
+    *(Request(path) for path in ("/v1/nothing", "/v1/models")),
+]
+
+
 class Drawer:
     """Draws from `document`; the same requests from the same `random`."""
 
@@ -253,11 +269,12 @@ class Drawer:
         self._random = random
         self.fields: dict[str, dict[str, Json]] = {}
         """Of each endpoint that is posted to: its fields, with their schemas."""
-        self.gets = [
-            path for path, methods in document["paths"].items() if "get" in methods and "{" not in path
-        ]
-        for path, methods in document["paths"].items():
-            if "post" in methods and "{" not in path:
+        self.gets: list[str] = []
+        for name, methods in document["paths"].items():
+            path = name.replace("{response_id}", LAST)
+            if "get" in methods:
+                self.gets.append(path)
+            if "post" in methods:
                 content = methods["post"].get("requestBody", {}).get("content", {})
                 self.fields[path] = self._fields(content.get("application/json", {}).get("schema", {}))
 
@@ -278,8 +295,8 @@ class Drawer:
         """Without end: first each field of each endpoint by itself, then several at a time."""
         for path in self.fields:
             yield from (Request(path, one) for one in RIGHT.get(path, [{}]))
-        yield from (Request(path, method="GET") for path in dict.fromkeys([*self.gets, *GETS]))
-        yield from self._odd_bodies()
+        yield from (Request(path, method="GET") for path in [*self.gets, *GETS])
+        yield from (one for one in ODD_BODIES if COMPLETIONS in self.fields)
         for turn in count():
             every = [(path, name) for path in self.fields for name in self._names(path)]
             self._random.shuffle(every)
@@ -293,25 +310,6 @@ class Drawer:
 
     def _names(self, path: str) -> list[str]:
         return [*self.fields[path], *_NOT_IN_VLLMS.get(path, ())]
-
-    def _odd_bodies(self) -> Iterator[Request]:
-        path, text = "/v1/completions", json.dumps(COMPLETION)
-        if path not in self.fields:
-            return
-        for content in (text[:-1], "[]", "1", "", "{}", "null", "x"):
-            yield Request(path, content=content)
-        for encoding in ("utf-8-sig", "utf-16"):
-            yield Request(path, COMPLETION, encoding=encoding)
-        yield Request(path, content='"\xff"', encoding="latin-1")
-        for kind in ("text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-8"):
-            yield Request(path, COMPLETION, kind=kind)
-        for method, other in (
-            ("GET", path),
-            ("POST", "/v1/nothing"),
-            ("DELETE", path),
-            ("POST", "/v1/models"),
-        ):
-            yield Request(other, method=method)
 
     def _value(self, path: str, name: str) -> Json:
         if self._random.random() < 0.15:
@@ -362,7 +360,11 @@ class Drawer:
 
 
 def _repeatable(fields: Json, known: Mapping[str, Json]) -> Json:
-    """With a seed where something is left to chance, which not every endpoint can have."""
-    if fields.get("temperature", 1) == 0 or "temperature" not in known:
+    """Greedy, or with a seed; some endpoints have no seed, and beam search does not heed it."""
+    temperature = fields.get("temperature")
+    by_chance = temperature is None or (isinstance(temperature, int | float) and temperature > 0)
+    if "temperature" not in known or not by_chance:
         return fields
-    return {"seed": 11} | fields if "seed" in known else fields | {"temperature": 0}
+    if "seed" in known and fields.get("seed", 11) is not None and not fields.get("use_beam_search"):
+        return {"seed": 11} | fields
+    return fields | {"temperature": 0}
