@@ -72,7 +72,7 @@ RIGHT: dict[str, list[Json]] = {
     "/v1/completions": [
         COMPLETION,
         COMPLETION | {"stream": True},
-        COMPLETION | {"prompt": ["Hello", [5, 6, 7]], "temperature": 1.5, "seed": 7, "logprobs": 2},
+        COMPLETION | {"prompt": ["Hello", "What"], "temperature": 1.5, "seed": 7, "logprobs": 2},
     ],
     "/v1/responses": [
         RESPONSE,

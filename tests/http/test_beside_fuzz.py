@@ -201,7 +201,7 @@ def _is_line(request: Request, endpoint: str) -> bool:
     fields = request.fields or {}
     return (
         request.fields is not None
-        and not fields.get("stream")
+        and "stream" not in fields
         and not fields.get("background")
         and fields.get("model", "m") == "m"
         and not fields.keys() & {TIER, "priority"}  # the batch's class is that of each line
