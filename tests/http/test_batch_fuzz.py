@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -35,6 +36,10 @@ FULL_FROM_THE_START = Job(
 )
 
 
+ends = Counter[int]()
+"""Exit statuses of the runs that met a fault."""
+
+
 @settings(max_examples=min(settings().max_examples, 200))
 @given(job=jobs())
 @example(job=FULL_FROM_THE_START)
@@ -52,11 +57,17 @@ async def test_each_row_of_a_broken_job_ends_once_in_order_with_its_own_answer(s
             with changed(file) if file else nullcontext():
                 code, said = await run(folder, given, output, served.url, fault)
             assert code in (0, 1, -signal.SIGKILL), said
+            ends[code] += 1
             assert bool(said) == (code == 1)
             assert not file or "has changed" in said
         assert await run(folder, given, output, served.url) == (0, "")
         job.check(read(Path(output)))
         assert not list(Path(output).parent.glob("*.failed.*"))
+
+
+@pytest.mark.skipif("not ends", reason="counts what the jobs above have met")
+def test_some_of_these_jobs_were_killed_and_some_met_a_full_disk():
+    assert min(ends[1], ends[-signal.SIGKILL]) > 3, ends
 
 
 async def run(
