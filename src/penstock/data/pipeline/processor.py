@@ -22,10 +22,9 @@ from penstock.data.pipeline.batch_columns import ROW
 from penstock.data.pipeline.configs import ProcessorConfig
 from penstock.data.pipeline.engine_stage import EngineStage
 from penstock.data.pipeline.model_configs import ModelProcessorConfig
-from penstock.data.pipeline.postprocess import CastEmptyColumns, Postprocess
-from penstock.data.pipeline.preprocess import Preprocess
 from penstock.data.pipeline.row_program import Program
 from penstock.data.pipeline.stage_spec import stage_spec
+from penstock.data.pipeline.user_steps import CastEmptyColumns, Postprocess, Preprocess
 from penstock.data.rows.input_columns import required_input
 from penstock.errors import ConfigError
 
@@ -155,15 +154,7 @@ class Processor:
             batch_size=engine_rows,
             zero_copy_batch=True,
             **_pool(self.config, calls),
-            fn_constructor_args=(
-                self._stage.make_backend,
-                self.config.retry_policy,
-                self._stage.exclusive,
-                self._stage.run_row,
-                self.config.journal,
-                self._stage.max_in_flight,
-                self._stage.identity,
-            ),
+            fn_constructor_args=(self._stage, self.config.retry_policy, self.config.journal),
             **self._stage.resources() | self._actor_options(),
         )
         args = (
