@@ -17,8 +17,7 @@ from typing import cast
 import msgspec
 
 from penstock.cli.batch.options import RunOptions
-from penstock.cli.batch.progress_bar import Meter
-from penstock.cli.batch.summary import shown
+from penstock.cli.batch.terminal import Meter, shown
 from penstock.cli.models import precheck
 from penstock.cli.models.engine_arguments import read_engine_words
 from penstock.cli.models.options import ACCELERATOR_KINDS, API_KEY_NAMES, Arguments, CommandOptions, Engine

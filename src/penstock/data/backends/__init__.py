@@ -3,5 +3,5 @@
 In order: `protocol` is what a window knows of all backends; `build` makes one for a config, which
 `engine_config` adapts; `in_process`, `openai_service`, `replica_set` (each `replica` at its own listener) and
 `serve_deployment` (by `serve_handle`, found by `serve_lookup`) are the backends; they share `http_client`,
-`queue_depth` and `rate_limit`. `ray_cluster` connects to Ray or starts it.
+`limits`. `ray_cluster` connects to Ray or starts it.
 """

@@ -20,8 +20,8 @@ from penstock.asgi import ASGIApp
 from penstock.asgi_client import ask
 from penstock.config.derive import names
 from penstock.data.backends.engine_config import adapter_name, downloader, with_usage_details
+from penstock.data.backends.limits import QueueDepth
 from penstock.data.backends.protocol import Response
-from penstock.data.backends.queue_depth import QueueDepth
 from penstock.data.rows.request import RowRequest, with_fields
 from penstock.engine import DirectResponder, Engine, Load, Progress, no_progress
 from penstock.engines import engine_class
@@ -116,7 +116,12 @@ class InProcessEngine:
 
     async def _call(self, started: StartedEngine, request: RowRequest) -> Response:
         try:
-            response = await self._direct(started, request) or await self._by_app(started, request)
+            response = await self._direct(started, request)
+            if response is None:
+                headers, body = self._headers(request), self._body(request)
+                authors_ask.set(True)
+                answer = await ask(started.app, request.path, body, headers)
+                response = Response(answer.status, answer.body)
         except Error as error:
             response = Response(error.status, form(request.path).envelope(error))
         if response.status >= 500:
@@ -130,13 +135,6 @@ class InProcessEngine:
             return None
         body = await direct.respond(request.path, request.body)
         return None if body is None else Response(200, body)
-
-    async def _by_app(self, started: StartedEngine, request: RowRequest) -> Response:
-        """Raises: BadRequest."""
-        headers, body = self._headers(request), self._body(request)
-        authors_ask.set(True)
-        answer = await ask(started.app, request.path, body, headers)
-        return Response(answer.status, answer.body)
 
     def _headers(self, request: RowRequest) -> dict[str, str]:
         """Raises: BadRequest for an adapter of a model without adapters."""

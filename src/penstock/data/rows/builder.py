@@ -14,8 +14,15 @@ import msgspec
 
 from penstock.data.rows import messages
 from penstock.data.rows.coerce import as_list, expect, invalid_field, to_dict, to_json, type_name
-from penstock.data.rows.input_columns import IDS, INPUTS, MEDIA, check_columns, is_batch_line, required_input
-from penstock.data.rows.openai_batch import parse_batch_line
+from penstock.data.rows.input_columns import (
+    IDS,
+    INPUTS,
+    MEDIA,
+    check_columns,
+    is_batch_line,
+    parse_batch_line,
+    required_input,
+)
 from penstock.data.rows.parameters import CHAT_ONLY, COMPLETIONS_ONLY, for_endpoint, read_parameters
 from penstock.data.rows.request import CHAT, COMPLETIONS, POOLING_PATHS, RowRequest, Task
 from penstock.errors import BadRequest
