@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.config import LLMConfig
-from penstock.data.backends.build import in_process_engine, single_actor_options
+from penstock.data.backends.in_process import in_process_engine, single_actor_options
 from penstock.data.job.ray_workers import RayActorPool
 
 GPUS = [{"CPU": 8.0, "GPU": 2.0, "accelerator_type:L4": 1.0}]

@@ -30,7 +30,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from penstock.config import LLMConfig
 from penstock.config.derive.placement import Placement, place, resolved
-from penstock.data.backends.build import actor_options, in_process_engine
+from penstock.data.backends.in_process import actor_options, in_process_engine
 from penstock.data.backends.ray_cluster import connect
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.job.protocol import RowCompleted, WorkerHandle, WorkerLost, WorkerUpdate, WorkItem

@@ -17,8 +17,8 @@ import msgspec
 from penstock.config import LLMConfig
 from penstock.config.derive.accelerators import Nodes
 from penstock.config.derive.placement import gang_size, resolved, spans_nodes
-from penstock.data.backends.build import in_process_engine, single_actor_options
 from penstock.data.backends.engine_config import engine_identity, with_runner
+from penstock.data.backends.in_process import in_process_engine, single_actor_options
 from penstock.data.backends.openai_service import OpenAIService
 from penstock.data.backends.protocol import Backend
 from penstock.data.backends.serve_deployment import ServeDeployment
