@@ -23,9 +23,9 @@ from penstock.data.results.outcome import Outcome
 from penstock.data.rows.digest import SortedKeys
 from penstock.data.storage.paths import StoragePath
 
-_NONE, _OK, _FAILED, _SKIPPED = range(4)
-_STATES = {"ok": _OK, "failed": _FAILED, "skipped": _SKIPPED}
 _NAMES = (None, "ok", "failed", "skipped")
+_STATES = {name: state for state, name in enumerate(_NAMES) if name is not None}
+_OK = _STATES["ok"]
 _OPEN_FILES = 64
 _VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\d[\d.,]*")
 _MOST_KINDS = 1000

@@ -148,6 +148,8 @@ class Processor:
         build = (self._stage.build_request, is_packed)
         preprocessed = _mapped(dataset, Preprocess, preprocess, build, before, size)
         engine_rows, calls = call_shape(self._stage.concurrent_requests, size)
+        options = self._stages[self._stage.name].map_batches_kwargs
+        _check_options(f"map_batches_kwargs of {self._stage.name}", options, _OWN | _OF_THE_POOL)
         answered = preprocessed.repartition(target_num_rows_per_block=engine_rows).map_batches(
             EngineStage,
             batch_format="pyarrow",
@@ -155,7 +157,7 @@ class Processor:
             zero_copy_batch=True,
             **_pool(self.config, calls),
             fn_constructor_args=(self._stage, self.config.retry_policy, self.config.journal),
-            **self._stage.resources() | self._actor_options(),
+            **self._stage.resources() | options,
         )
         args = (
             self._stage.columns,
@@ -170,12 +172,6 @@ class Processor:
             zero_copy_batch=True,
             batch_size=None,
         )
-
-    def _actor_options(self) -> dict[str, Any]:
-        """Raises: ConfigError for options that the stage sets."""
-        options = self._stages[self._stage.name].map_batches_kwargs
-        _check_options(f"map_batches_kwargs of {self._stage.name}", options, _OWN | _OF_THE_POOL)
-        return options
 
     def _empty(self, rows: pd.DataFrame) -> pd.DataFrame:
         """The columns of an empty result; those of a postprocess are unknown without rows."""

@@ -169,17 +169,12 @@ def _engine_prompt(given: Fields, own: Fields) -> tuple[str, Fields, bytes]:
         raise invalid_field(
             "multi_modal_data", "needs a `prompt` beside it: text or token ids with its placeholders"
         )
-    chats = bool((CHAT_ONLY - _OF_MEDIA) & own.keys())
-    return (
-        (CHAT, {"messages": ""}, _pickled(found)) if chats else (COMPLETIONS, {"prompt": ""}, _pickled(found))
-    )
-
-
-def _pickled(prompt: Fields) -> bytes:
     try:
-        return pickle.dumps(prompt, protocol=5)
+        pickled = pickle.dumps(found, protocol=5)
     except Exception as error:  # whatever the user's objects raise
         raise invalid_field("prompt", f"cannot be sent to the engine's process ({error})") from error
+    chats = bool((CHAT_ONLY - _OF_MEDIA) & own.keys())
+    return (CHAT, {"messages": ""}, pickled) if chats else (COMPLETIONS, {"prompt": ""}, pickled)
 
 
 def _pooled(given: Fields, task: Task) -> Fields:

@@ -25,8 +25,7 @@ def is_form(payload: object) -> bool:
 
 
 def checked(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """The payload's values as arguments of `FormData.add_field`: files as they are, texts, and all else as JSON
-    text.
+    """The payload's values as arguments of `FormData.add_field`: files as they are, all else as text or JSON.
 
     Raises: BadRequest.
     """
