@@ -76,7 +76,7 @@ class Replica:
             app,
             StatusSource(
                 load=engine.load,
-                hello=lambda: link.hello(model_id, engine.max_model_len(), engine.kv_tokens()),
+                hello=lambda: link.Hello(model_id, engine.max_model_len(), engine.kv_tokens()),
                 adapters=adapters,
                 batch=turns.share,
                 add_aliases=config.add_aliases,
@@ -184,7 +184,7 @@ class Served:
         facts = StatusSource(
             **{
                 "load": load,
-                "hello": lambda: link.hello(model_id, 8),
+                "hello": lambda: link.Hello(model_id, 8),
                 "adapters": adapters,
                 "state": state,
                 **more,

@@ -90,7 +90,7 @@ def stop(one: Faulty, scope: Any) -> bool:
 async def replica(
     served: Served, network: bool = False, text: bytes = b"{}", fault: Fault | None = None
 ) -> Faulty:
-    made, source = Faulty(text, fault), StatusSource(load=Load, hello=lambda: link.hello("m", 8))
+    made, source = Faulty(text, fault), StatusSource(load=Load, hello=lambda: link.Hello("m", 8))
     node = "another" if network else NODE
     made.listener = listener = await Listener.open(made, source, node_id=node, node_host="127.0.0.1")
     served._stops.append(listener.close)

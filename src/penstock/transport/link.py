@@ -44,13 +44,13 @@ State = Literal["ready", "asleep", "paused", "draining"]
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """The first line. Units: max_model_len, kv_tokens (of the KV cache) in tokens."""
+    """The first line, of this process. Units: max_model_len, kv_tokens (of the KV cache) in tokens."""
 
     model_id: str
-    pid: int
-    version: str
     max_model_len: int | None = None
     kv_tokens: int | None = None
+    pid: int = msgspec.field(default_factory=os.getpid)
+    version: str = __version__
 
 
 class LoadReport(msgspec.Struct, frozen=True, tag="report"):
@@ -78,11 +78,6 @@ class AdapterReport(msgspec.Struct, frozen=True, tag="adapters"):
     """All loaded adapters. Sent after the hello, by replicas that take adapters, and at each change."""
 
     loaded: tuple[str, ...] = ()
-
-
-def hello(model_id: str, max_model_len: int | None = None, kv_tokens: int | None = None) -> Hello:
-    """The hello of this process."""
-    return Hello(model_id, os.getpid(), __version__, max_model_len, kv_tokens)
 
 
 Message = Hello | LoadReport | AdapterReport

@@ -220,7 +220,7 @@ class LLMServer:
             self._serve,
             StatusSource(
                 load=self.engine.load,
-                hello=lambda: link.hello(
+                hello=lambda: link.Hello(
                     self._llm_config.model_id, self.engine.max_model_len(), self.engine.kv_tokens()
                 ),
                 state=self._state,
