@@ -225,4 +225,4 @@ async def test_a_replica_keeps_nothing_of_gateways_whose_requests_have_ended(ser
     replica = await served.replica()
     async with served.http() as http:
         assert (await http.post("/v1/chat/completions", json=chat(max_tokens=1))).status_code == 200
-    await until(lambda: not replica.listener._guard._open_by_gateway)
+    await until(lambda: not replica.listener._open_by_gateway)

@@ -58,7 +58,7 @@ async def test_a_prompt_keeps_its_class_its_adapter_and_its_id_there(
 
     replica = await served.app(prefill)
     config = sim_config("m").model_copy(update={"prefill": PrefillConfig()})
-    halves = PrefillClient(config, SimpleNamespace(), replica._guard, lambda: "default", NODE)
+    halves = PrefillClient(config, SimpleNamespace(), replica, lambda: "default", NODE)
     await halves.start()
     try:
         seen[0]({replica.address.replica_id: replica.address})

@@ -15,7 +15,6 @@ import pytest
 from served import NODE, Served, chat, until
 
 from penstock.engine import Load
-from penstock.errors import Unavailable
 from penstock.openai.response_items import new_id
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.http import direct_writer
@@ -77,7 +76,7 @@ def die(one: Faulty, scope: Any) -> bool:
 
 def turn_away(one: Faulty, scope: Any) -> bool:
     """As when the engine dies with the request in it."""
-    one.listener._guard.die("killed")
+    one.listener.die("killed")
     return False
 
 
@@ -185,7 +184,7 @@ async def test_a_replica_that_did_not_take_the_request_costs_nothing(
             for connection in list(pool._idle):
                 connection.abort()
         else:
-            one.listener._guard.refuse(Unavailable("It shuts down."))
+            one.listener.refuse()
         asking = asyncio.create_task(http.post(CHAT, json=chat()))
         await until(lambda: len(served.line("m")))
         one.die()

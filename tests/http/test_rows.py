@@ -45,7 +45,7 @@ async def client(address: Address) -> AsyncIterator[ReplicaClient]:
 
 def connections(replica: Replica) -> int:
     """For rows."""
-    return len(replica.listener._guard._row_receivers)
+    return len(replica.listener._row_receivers)
 
 
 async def test_rows_share_one_connection_and_each_gets_its_own_answer(served: Served):
@@ -149,9 +149,9 @@ async def test_after_a_broken_connection_the_next_row_opens_another(served: Serv
     async with client(replica.address) as asked:
         asking = asyncio.create_task(asked.send(PATH, LONG, None))
         await until(lambda: replica.engine.load().running == 1)
-        (receiver,) = replica.listener._guard._row_receivers
+        (receiver,) = replica.listener._row_receivers
         receiver.close()
-        for task in list(replica.listener._guard.open):
+        for task in list(replica.listener.open_requests):
             task.cancel()
         with pytest.raises(ConnectionLost):
             await asking
@@ -168,7 +168,7 @@ async def test_a_replica_of_an_earlier_version_is_asked_by_http(served: Served):
             await send({"type": "http.response.start", "status": 404, "headers": []})
             await send({"type": "http.response.body", "body": b"{}"})
         else:
-            await replica.listener._guard(scope, receive, send)
+            await replica.listener(scope, receive, send)
 
     unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     unix.bind(f"\0penstock-test-{secrets.token_hex(8)}")

@@ -316,7 +316,7 @@ class LLMServer:
 
     def _notify_links(self) -> None:
         if self._listener:
-            self._listener.notify_links()
+            self._listener.links.notify()
 
     # -- Serve's hooks
 

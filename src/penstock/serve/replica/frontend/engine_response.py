@@ -69,7 +69,7 @@ class EngineResponse:
             message = {**message, "body": (body := self._reported(self._start, body))}
         start, self._start = self._start, None
         if body.startswith(_FAILURES) or (start and start["status"] >= 500):
-            await asyncio.sleep(_DYING_S)  # if the engine dies meanwhile, the guard cancels this
+            await asyncio.sleep(_DYING_S)  # if the engine dies meanwhile, the listener cancels this
         if start is not None:
             self.started = True
             await self.direct({**start, "headers": [*start["headers"], *self._own_headers(start)]})

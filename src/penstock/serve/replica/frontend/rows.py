@@ -1,6 +1,6 @@
 """The replica's side of the connection that carries a batch job's rows, see `transport.rows`.
 
-Between the guard, which runs each row as it runs a request of HTTP, and the port. It knows no engine.
+Between the listener, which runs each row as it runs a request of HTTP, and the port. It knows no engine.
 """
 
 from __future__ import annotations

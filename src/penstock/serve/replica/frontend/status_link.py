@@ -25,7 +25,7 @@ class StatusSource:
     add_aliases: names that gateways take for the model.
     hello: `model_id`, `max_model_len`, `kv_tokens`. weights: their version. adapters: of a model that takes
     some. batch: None where nothing limits batch.
-    After a change of `hello`, `state` or the loaded adapters, call `notify_links`.
+    After a change of `hello`, `state` or the loaded adapters, call `StatusLinks.notify`.
     """
 
     load: Callable[[], Load]
