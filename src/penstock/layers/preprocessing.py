@@ -16,8 +16,7 @@ from penstock import asgi
 from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.engine import Prompt
 from penstock.errors import BadRequest, Error, OwnCodeFailed
-from penstock.hooks import Context, Meant, meant
-from penstock.hooks.hook import authors_ask
+from penstock.hooks import Context, Meant, authors_ask, meant
 from penstock.layers import generation
 from penstock.openai.asgi_response import send_error
 from penstock.openai.paths import ENGINE_PATHS
