@@ -223,7 +223,7 @@ class LLMServer:
                 hello=lambda: link.Hello(
                     self._llm_config.model_id, self.engine.max_model_len(), self.engine.kv_tokens()
                 ),
-                state=self._state,
+                state=lambda: self.reconciler.actual,
                 weights=self.reconciler.weights_version,
                 adapters=self._adapters,
                 batch=self._turns.share,
@@ -258,7 +258,8 @@ class LLMServer:
         if self._gateway is not None:
             gateway, _ = await self._gateway
             await gateway.close()
-        deadline = time.monotonic() + _drain_limit_s(self._llm_config)
+        limit_s = self._llm_config.get_serve_options().get("graceful_shutdown_timeout_s", 20.0)
+        deadline = time.monotonic() + limit_s - 1.0  # then Serve kills the process
         if self._listener:
             await self._listener.drain(deadline - time.monotonic())
             await self._listener.close()
@@ -309,10 +310,6 @@ class LLMServer:
                 app = CustomEndpoints(app, self, self._llm_config)
             self._layers = ByClass(app, self._turns)
         return self._layers
-
-    def _state(self) -> link.State:
-        actual = self.reconciler.actual
-        return "asleep" if actual == "starting" else actual
 
     def _notify_links(self) -> None:
         if self._listener:
@@ -476,9 +473,3 @@ class LLMServer:
 
     async def weights_version(self) -> str:
         return self.reconciler.weights_version()
-
-
-def _drain_limit_s(config: LLMConfig) -> float:
-    """A second less than Serve's own limit, after which Serve kills the process."""
-    limit_s = config.get_serve_options().get("graceful_shutdown_timeout_s", 20.0)
-    return max(0.0, limit_s - 1.0)

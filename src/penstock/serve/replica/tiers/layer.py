@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
 from penstock import asgi
 from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
@@ -83,22 +84,24 @@ class ByClass:
         attempt = _Attempt(self._app, self._turns, send)
         try:
             while await attempt.gave_way(*asgi.with_body(scope, receive, body), gone):
-                attempt = _Attempt(self._app, self._turns, send, again=True)
+                attempt = _Attempt(self._app, self._turns, send, True)
         finally:
             gone.cancel()
 
 
+@dataclass(eq=False)
 class _Attempt:
-    """One run of a batch request, in a task of its own, which waits for its turn first."""
+    """One run of a batch request, in a task of its own, which waits for its turn first.
 
-    def __init__(self, app: ASGIApp, turns: Turns, send: Send, again: bool = False) -> None:
-        """again: whether an earlier run gave way."""
-        self._app = app
-        self._turns = turns
-        self._send = send
-        self._again = again
-        self._begun = self._aborted = False
-        self._task: asyncio.Task[None]
+    again: whether an earlier run gave way.
+    """
+
+    _app: ASGIApp
+    _turns: Turns
+    _send: Send
+    _again: bool = False
+    _begun: bool = False
+    _aborted: bool = False
 
     async def gave_way(self, scope: Scope, receive: Receive, gone: asyncio.Future[None]) -> bool:
         """Runs it. True when it was aborted for online work, and must run again; False when it has ended, or
