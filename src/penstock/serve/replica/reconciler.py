@@ -33,7 +33,6 @@ from penstock.serve.control.state import (
     SharingGroup,
     Started,
     Update,
-    Weights,
 )
 
 log = logging.getLogger(__name__)
@@ -202,7 +201,7 @@ class Reconciler:
             return
         await self.wakeup()
         if desired.weights is not None and desired.weights.version != self._control.weights_version():
-            await self.update_weights(desired.weights)
+            await self.update_weights(*astuple(desired.weights))
         if desired.pause is not None:
             await self.pause(desired.pause, desired.clear_cache)
         else:
@@ -243,10 +242,8 @@ class Reconciler:
         """One of `OPERATIONS`. Raises: BadRequest; what the engine raises."""
         parsed = operations.parse(operation, arguments)
         match operation:
-            case "sleep" | "wakeup" | "pause" | "resume":
+            case "sleep" | "wakeup" | "pause" | "resume" | "update_weights":
                 return await getattr(self, operation)(*astuple(parsed))
-            case "update_weights":
-                return await self.update_weights(parsed)
             case "is_sleeping":
                 return self.actual == "asleep"
             case "is_paused":
@@ -286,10 +283,9 @@ class Reconciler:
             if self._control.is_paused():
                 await self._transition_to("paused", self._control.resume())
 
-    async def update_weights(self, weights: Weights) -> None:
+    async def update_weights(self, source: str, version: str, mode: PauseMode) -> None:
         async with self._lock:
-            update = self._control.update_weights(Path(weights.source), weights.version, weights.mode)
-            await self._transition_to("paused", update)
+            await self._transition_to("paused", self._control.update_weights(Path(source), version, mode))
 
     async def _transition_to(self, state: Started, step: Awaitable[None]) -> None:
         """Gateways send no new requests while it lasts."""

@@ -149,20 +149,15 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 async def _send(given: Any, scope: Scope, receive: Receive, send: Send) -> None:
-    if inspect.isasyncgen(given):
-        await _stream(cast("AsyncGenerator[Any, None]", given), send)
-    elif isinstance(given, Response):
-        await given(scope, receive, send)
-    else:
-        await send_json(send, _plain(given))
-
-
-async def _stream(events: AsyncGenerator[Any, None], send: Send) -> None:
-    stream = EventStream(send)
+    if isinstance(given, Response):
+        return await given(scope, receive, send)
+    if not inspect.isasyncgen(given):
+        return await send_json(send, _plain(given))
+    stream, events = EventStream(send), cast("AsyncGenerator[Any, None]", given)
     async with aclosing(events):
         async for event in events:
             await stream.add(_event(event))
-    await stream.add(_DONE, more=False)
+    return await stream.add(_DONE, more=False)
 
 
 def _event(event: Any) -> bytes:
