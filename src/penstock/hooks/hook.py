@@ -15,13 +15,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock.config import LLMConfig
 from penstock.config.derive.serve_options import runtime_env
 from penstock.errors import BadRequest, ConfigError, Error, OwnCodeFailed
-
-if TYPE_CHECKING:
-    from penstock.config import LLMConfig
 
 log = logging.getLogger(__name__)
 

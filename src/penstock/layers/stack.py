@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from penstock.asgi import ASGIApp
+from penstock.config import LLMConfig
 from penstock.config.derive.prefill import KV_TRANSFER
 from penstock.engine import DirectResponder, Engine, Progress
 from penstock.errors import EngineStartFailed, Error
@@ -16,9 +16,6 @@ from penstock.layers.generation import Generation
 from penstock.layers.postprocessing import Postprocessing
 from penstock.layers.prefill import Ask, Prefill
 from penstock.layers.preprocessing import HookCall, Preprocessing
-
-if TYPE_CHECKING:
-    from penstock.config import LLMConfig
 
 
 def stacked(

@@ -16,7 +16,7 @@ import typing
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 from pydantic import BaseModel
@@ -25,15 +25,13 @@ from starlette.responses import Response
 
 from penstock import asgi
 from penstock.asgi import ASGIApp, Receive, Scope, Send
+from penstock.config import LLMConfig
 from penstock.errors import BadRequest, Error
 from penstock.hooks import Threads, fault, takes_two
 from penstock.layers.preprocessing import context_of
 from penstock.openai.asgi_response import EventStream, send_error, send_json
 from penstock.openai.errors import form
 from penstock.serve.gateway.routes import RESERVED
-
-if TYPE_CHECKING:
-    from penstock.config import LLMConfig
 
 _MARK, _BATCH = "_penstock_path", "_penstock_batch"
 _DONE = b"data: [DONE]\n\n"
