@@ -86,13 +86,12 @@ class LLMServer:
 
     def __new__(cls, *arguments: Any, **options: Any) -> Any:
         """For Serve, which passes nothing, an instance; else what to await for a started one."""
-        return cls._started(*arguments, **options) if arguments or options else super().__new__(cls)
+        server = super().__new__(cls)
+        return server._started(*arguments, **options) if arguments or options else server
 
-    @classmethod
-    async def _started(cls, *arguments: Any, **options: Any) -> LLMServer:
-        server = object.__new__(cls)
-        await server.__init__(*arguments, **options)
-        return server
+    async def _started(self, *arguments: Any, **options: Any) -> LLMServer:
+        await self.__init__(*arguments, **options)
+        return self
 
     async def __init__(
         self,
@@ -162,13 +161,7 @@ class LLMServer:
             self._adapters = Store(self.engine, source, llm_config.lora_config, self._notify_links)
         self._turns = Turns(BatchShare(self.engine.load, targets(llm_config), time.monotonic))
         self._handle_api = HandleAPI(
-            llm_config,
-            self.engine,
-            self._adapters,
-            self._turns,
-            admit=self._admit,
-            app=lambda: self._app(),
-            replica_id=lambda: self._listener.address.replica_id if self._listener else "",
+            llm_config, self.engine, self._adapters, self._turns, self._admit, lambda: self._app()
         )
 
     # -- lifecycle
@@ -288,6 +281,8 @@ class LLMServer:
         """Waits for the engine, which a replica that starts asleep does not have yet; counts a request."""
         await self.reconciler.started.wait()
         self.reconciler.request_arrived()
+        if self._listener:
+            request_context.current_replica.set(self._id)
 
     async def _engine_app(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The engine's own app, without the layers before it."""

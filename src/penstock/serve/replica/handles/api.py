@@ -23,7 +23,7 @@ from penstock.engine import Delta, Engine, Prompt
 from penstock.errors import BadRequest
 from penstock.layers.adapters import Store, asking_for
 from penstock.openai.errors import form
-from penstock.request_context import current_replica, tier
+from penstock.request_context import tier
 from penstock.serve.replica.handles import multipart
 from penstock.serve.replica.tiers.layer import Turns
 from penstock.tiers import DEFAULT, FLEX, PRIORITY, Tier
@@ -40,7 +40,7 @@ Responses = AsyncGenerator[Any, None]
 
 @dataclass(frozen=True, slots=True)
 class HandleAPI:
-    """For one replica. admit: waits for the engine, and counts a request. replica_id: "" outside of Serve."""
+    """For one replica. admit: waits for the engine, and counts the request that runs."""
 
     config: LLMConfig
     engine: Engine
@@ -48,7 +48,6 @@ class HandleAPI:
     turns: Turns
     admit: Callable[[], Awaitable[None]]
     app: Callable[[], ASGIApp]
-    replica_id: Callable[[], str]
 
     async def ask(self, path: str, request: Request, raw: RawRequestInfo | None) -> Responses:
         """The response, or with `stream` its events in groups; errors are yielded as `ErrorResponse`."""
@@ -72,8 +71,6 @@ class HandleAPI:
             return
         await self.admit()
         tier.set(work)
-        if replica_id := self.replica_id():
-            current_replica.set(replica_id)
         reply = await call(self.app(), path, content, fields, content_type)
         try:
             kind = reply.headers.get("content-type", "")
