@@ -69,7 +69,7 @@ class Replica:
         app: ASGIApp = Generation(engine.app(), engine)
         turns = Turns(BatchShare(engine.load, Targets(), time.monotonic))
         if config.lora_config is not None:
-            adapters = Store(engine, Source(config), config.lora_config, lambda: listener.links.notify())
+            adapters = Store(engine, Source(config), lambda: listener.links.notify())
             app = Layer(app, adapters)
         app = ByClass(app, turns)
         listener = await Listener.open(

@@ -188,8 +188,7 @@ class StartedEngine:
         engine = engine_class(config)(config)
         adapters = None
         if config.lora_config is not None:
-            source = Source(config, downloader(config.lora_config))
-            adapters = Store(engine, source, config.lora_config)
+            adapters = Store(engine, Source(config, downloader(config.lora_config)))
         await start_engine(engine, config, adapters, progress)
         app = stacked(engine, config, adapters=adapters, preprocessor=before, postprocessor=after)
         hooked = before is not None or after is not None

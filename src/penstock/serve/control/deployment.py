@@ -153,7 +153,13 @@ class LLMControl:
         """The application's own name, or "", moves the model back."""
         application = "" if application == self._app else application
         if application:
-            await asyncio.to_thread(_check_application, model, application)
+            name, known = deployment_name(model), (await asyncio.to_thread(serve.status)).applications
+            if application not in known or name not in known[application].deployments:
+                raise BadRequest(
+                    f"There is no application '{application}' with the deployment '{name}'; "
+                    f"there are {', '.join(known)}.",
+                    param="application",
+                )
         return await self._gateways.shift(model, application, timeout_s)
 
     async def _change(
@@ -208,18 +214,6 @@ class LLMControl:
         if await self._gateways.is_app_ending():
             self._desired.remove()
         await self.close()
-
-
-def _check_application(model: str, application: str) -> None:
-    """Blocks. Raises: BadRequest when it does not serve the model."""
-    name = deployment_name(model)
-    known = serve.status().applications
-    if application not in known or name not in known[application].deployments:
-        raise BadRequest(
-            f"There is no application '{application}' with the deployment '{name}'; "
-            f"there are {', '.join(known)}.",
-            param="application",
-        )
 
 
 def _shown(desired: DesiredState) -> dict[str, Any]:

@@ -157,8 +157,7 @@ class LLMServer:
         )
         self._adapters: Store | None = None
         if llm_config.lora_config is not None:
-            source = Source(llm_config, downloader)
-            self._adapters = Store(self.engine, source, llm_config.lora_config, self._notify_links)
+            self._adapters = Store(self.engine, Source(llm_config, downloader), self._notify_links)
         self._turns = Turns(BatchShare(self.engine.load, targets(llm_config), time.monotonic))
         self._handle_api = HandleAPI(
             llm_config, self.engine, self._adapters, self._turns, self._admit, lambda: self._app()
