@@ -74,9 +74,11 @@ def test_frames_are_the_same_in_pieces_of_any_size():
     sent = [rows.RowCall(1, PATH, b"{}"), rows.RowCancel(1), rows.RowCall(2, PATH, b"x" * 1000, "adapter")]
     data = b"".join(map(rows.framed, sent))
     for size in (1, 3, 700, len(data)):
-        frames = rows.Frames()
+        received = bytearray()
         pieces = [data[at : at + size] for at in range(0, len(data), size)]
-        assert [frame for piece in pieces for frame in frames.requests(piece)] == sent
+        assert [
+            frame for piece in pieces for frame in rows.messages(received, piece, rows.decode_frame)
+        ] == sent
 
 
 async def test_a_row_that_is_given_up_leaves_the_engine_and_the_others_go_on(served: Served):

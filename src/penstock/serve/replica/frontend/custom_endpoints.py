@@ -24,9 +24,9 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from penstock import asgi
-from penstock.asgi import ASGIApp, Receive, Scope, Send
+from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
 from penstock.config import LLMConfig
-from penstock.errors import BadRequest, Error
+from penstock.errors import BadRequest
 from penstock.hooks import Threads, fault, takes_two
 from penstock.layers.preprocessing import context_of
 from penstock.openai.asgi_response import EventStream, send_error, send_json
@@ -86,21 +86,32 @@ class CustomEndpoints:
         try:
             body = await asgi.read_body(receive)
             scope, again = asgi.with_body(scope, receive, body)
-            work = self._answer(method, body, scope, again, _Counted(send, scope["path"]))
-            await asgi.while_connected(receive, work)
+            await asgi.while_connected(receive, self._answer(method, body, scope, again, send))
         except asgi.ClientGone:
             return None
 
     async def _answer(
-        self, method: Callable[..., Any], body: bytes, scope: Scope, receive: Receive, send: _Counted
+        self, method: Callable[..., Any], body: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
+        """An error is a status before the first byte, else the last event of a stream."""
+        begun, path = False, scope["path"]
+
+        async def counted(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
         try:
             argument: Any = HTTPRequest(scope, receive) if _wants_http(method) else _object(body)
             context = (context_of(scope, self._config),) if takes_two(method) else ()
-            await _send(await self._called(method, argument, *context), scope, receive, send)
+            await _send(await self._called(method, argument, *context), scope, receive, counted)
         except Exception as error:
             request_id = context_of(scope, self._config).request_id
-            await send.fail(fault(f"The endpoint {scope['path']}", error, request_id))
+            failure = fault(f"The endpoint {path}", error, request_id)
+            if begun:
+                await send({"type": "http.response.body", "body": form(path).event(failure)})
+            else:
+                await send_error(send, failure, path)
 
     async def _called(self, method: Callable[..., Any], *arguments: Any) -> Any:
         """The method's result; a plain function runs in a thread."""
@@ -109,26 +120,6 @@ class CustomEndpoints:
         if not inspect.iscoroutinefunction(method):
             return await self._threads.run(method, *arguments)
         return await method(*arguments)
-
-
-class _Counted:
-    """An ASGI send that knows whether the response has begun."""
-
-    def __init__(self, send: Send, path: str) -> None:
-        self._send = send
-        self._path = path
-        self._begun = False
-
-    async def __call__(self, message: Any) -> None:
-        self._begun = True
-        await self._send(message)
-
-    async def fail(self, error: Error) -> None:
-        """Sends a status before the first byte, else the last event of a stream."""
-        if self._begun:
-            await self._send({"type": "http.response.body", "body": form(self._path).event(error)})
-        else:
-            await send_error(self._send, error, self._path)
 
 
 def _wants_http(method: Callable[..., Any]) -> bool:
