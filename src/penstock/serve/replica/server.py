@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
@@ -135,7 +136,7 @@ class LLMServer:
     def _prepare(
         self, llm_config: LLMConfig, engine_cls: type[Engine] | None, downloader: type[Downloader] | None
     ) -> None:
-        if environment.is_alone():
+        if environment.in_replica() and serve.get_replica_context().gang_context is None:
             llm_config = with_independent_engines(llm_config)
         self._llm_config = llm_config
         self._id = secrets.token_hex(8)
