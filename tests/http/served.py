@@ -86,7 +86,7 @@ class Replica:
             wait_dead=engine.wait_dead,
         )
         if network:
-            await listener.listen_on_network()
+            await listener.sockets.listen_on_network()
         if adapters is not None:
             await adapters.start()
         replica = cls(engine, listener, adapters)

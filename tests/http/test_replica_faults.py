@@ -48,14 +48,14 @@ class Faulty:
         await send({"type": "http.response.body", "body": self.text})
 
     def refuse_connections(self) -> None:
-        for port in self.listener._sockets._ports:
+        for port in self.listener.sockets._ports:
             for server in port._server.servers:
                 server.close()
 
     def die(self) -> None:
         """As a process that ends: the listener and all connections."""
         self.refuse_connections()
-        for port in self.listener._sockets._ports:
+        for port in self.listener.sockets._ports:
             for protocol in list(port._server.server_state.connections):
                 protocol.transport.abort()
 
@@ -94,7 +94,7 @@ async def replica(
     made.listener = listener = await Listener.open(made, source, node_id=node, node_host="127.0.0.1")
     served._stops.append(listener.close)
     if network:
-        await listener.listen_on_network()
+        await listener.sockets.listen_on_network()
     served.add("m", listener.address)
     await until(lambda: served.table.find(listener.address.replica_id).hellos)
     return made
@@ -196,7 +196,7 @@ async def test_a_replica_that_did_not_take_the_request_costs_nothing(
 async def test_a_full_backlog_costs_nothing(served: Served, network: bool):
     await served.gateway("m")
     one = await replica(served, network)
-    serves: Any = one.listener._sockets._ports[-1]._server.servers[0]
+    serves: Any = one.listener.sockets._ports[-1]._server.servers[0]
     listening = socket.socket(fileno=os.dup(serves._socket.fileno()))
     listening.listen(1)
     async with served.http(limits=httpx.Limits(max_connections=None)) as http:

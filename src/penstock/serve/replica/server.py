@@ -366,16 +366,14 @@ class LLMServer:
     async def listen_on_network(self) -> None:
         """Opens the listener to other nodes; called by the gateways there."""
         if self._listener:
-            await self._listener.listen_on_network()
+            await self._listener.sockets.listen_on_network()
 
     async def listener_address(self, node_id: str) -> dict[str, Any]:
         """The listener's address, for batch clients on node `node_id`; empty outside of Serve.
 
         `handle.broadcast("listener_address", node_id)` returns those of all replicas.
         """
-        if self._listener and not self._listener.address.is_local(node_id):
-            await self._listener.listen_on_network()
-        return self.record_replica_metadata()
+        return await self._listener.sockets.address(node_id) if self._listener else {}
 
     async def llm_config(self) -> LLMConfig:
         """The config that this server was made from."""

@@ -47,7 +47,7 @@ class Listener:
     def __init__(self, app: ASGIApp, source: StatusSource, sockets: PrivateListener) -> None:
         self._app = app
         self._source = source
-        self._sockets = sockets
+        self.sockets = sockets
         self.address = sockets.own_address
         self._secret = self.address.secret.encode()
         self._watch: asyncio.Task[None] | None = None
@@ -81,10 +81,6 @@ class Listener:
             listener._watch = asyncio.create_task(listener._die_with(wait_dead))
         return listener
 
-    async def listen_on_network(self) -> None:
-        """Listens on the reserved port, for gateways on other nodes. Safe to call twice."""
-        await self._sockets.listen_on_network()
-
     async def drain(self, timeout_s: float) -> int:
         """Reports it on every link, refuses new requests after `_DRAIN_S`, waits for the open ones.
 
@@ -106,7 +102,7 @@ class Listener:
         self._end_links()
         if self._watch is not None:
             self._watch.cancel()
-        await self._sockets.close(grace_s=0.5)
+        await self.sockets.close(grace_s=0.5)
 
     def refuse(self) -> None:
         """New requests are answered 503, marked for another replica."""
