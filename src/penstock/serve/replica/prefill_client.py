@@ -48,7 +48,7 @@ _WARM_LIMIT_S = 60.0
 
 
 class PrefillClient:
-    """For one model; `layers.prefill` calls it."""
+    """Follows the prefill replicas of one model; `layers.prefill` calls it."""
 
     def __init__(
         self,
@@ -71,10 +71,7 @@ class PrefillClient:
         no_queue = replace(self._card, max_queued_requests=0, max_queued_batch=0)
         self._dispatch, self._links = self._dispatch_to(self._table, no_queue, wait_s=0.0)
         self._warming: set[asyncio.Task[None]] = set()
-
-    async def start(self) -> None:
-        """Begins to follow the prefill replicas."""
-        membership.follow(prefill_name(self._model_id), self._handle, self._members)
+        membership.follow(prefill_name(self._model_id), handle, self._members)
 
     async def close(self) -> None:
         for task in self._warming:

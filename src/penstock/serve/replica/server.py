@@ -187,7 +187,6 @@ class LLMServer:
             self._prefill_client = PrefillClient(
                 config, self._prefill_handle, self._engine_app, weights, node_id
             )
-            await self._prefill_client.start()
         if in_replica:
             await self._open_listener()
             self._tasks.append(asyncio.create_task(self._exit_with_engine()))
