@@ -32,7 +32,7 @@ class Desk:
         self.table = Table("n")
         self.table.set_members("m", {"a": Address("a", "n", None, None, None, "")})
         [self.replica] = self.table.members("m")
-        self.table.hello(self.replica, Hello("m", 1, ""))
+        self.table.hello(self.replica, Hello("m"))
         self.table.report(self.replica, LoadReport())
         model = ServedModel(
             "m",

@@ -54,7 +54,7 @@ async def admission(start: Start) -> None:
     table.watch(lambda _: None, lambda _: None, queue.offer)
 
     def came(replica: object) -> None:
-        table.hello(replica, Hello("m", 1, ""))
+        table.hello(replica, Hello("m"))
         table.report(replica, LoadReport())
 
     async def request(tier: Tier, tried: Tried, *, works_s: float) -> str:
@@ -218,7 +218,7 @@ async def waking(start: Start) -> None:
         await asyncio.sleep(5 if len(asked) > 1 else 1e9)
         table.set_members("m", {"a": Address("a", "n", None, None, None, "")})
         (replica,) = table.members("m")
-        table.hello(replica, Hello("m", 1, ""))
+        table.hello(replica, Hello("m"))
         table.report(replica, LoadReport())
 
     handle = SimpleNamespace(is_sleeping=SimpleNamespace(remote=is_sleeping))

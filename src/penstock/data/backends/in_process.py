@@ -31,8 +31,7 @@ from penstock.data.rows.request import RowRequest, with_fields
 from penstock.engine import DirectResponder, Engine, Load, Progress, no_progress
 from penstock.engines import engine_class
 from penstock.errors import BadRequest, EngineDead, Error, Unavailable
-from penstock.hooks import POSTPROCESSOR, PREPROCESSOR
-from penstock.hooks.hook import authors_ask
+from penstock.hooks import POSTPROCESSOR, PREPROCESSOR, authors_ask
 from penstock.layers.adapters import Source, Store, asking_for
 from penstock.layers.preprocessing import GENERATING, stand_in
 from penstock.layers.stack import make_hook, stacked, start_engine
@@ -192,8 +191,7 @@ class StartedEngine:
         engine = engine_class(config)(config)
         adapters = None
         if config.lora_config is not None:
-            source = Source(config, downloader(config.lora_config))
-            adapters = Store(engine, source, config.lora_config)
+            adapters = Store(engine, Source(config, downloader(config.lora_config)))
         await start_engine(engine, config, adapters, progress)
         app = stacked(engine, config, adapters=adapters, preprocessor=before, postprocessor=after)
         hooked = before is not None or after is not None
