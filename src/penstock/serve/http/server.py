@@ -16,9 +16,8 @@ from penstock.errors import Unavailable
 from penstock.serve.http import limits
 from penstock.serve.http.connection_limits import Connections, WorkLimiter
 from penstock.serve.http.listener import SocketListener
-from penstock.serve.http.port_sharing import PortClaim, claim
 from penstock.serve.http.protocol import BoundedProtocol, Config
-from penstock.serve.http.sockets import BACKLOG, bind, raise_file_limit
+from penstock.serve.http.sockets import BACKLOG, PortClaim, bind, claim, raise_file_limit
 from penstock.serve.http.tls import Certificate
 from penstock.transport.address import KEEP_ALIVE_S
 
