@@ -153,7 +153,7 @@ async def test_a_body_must_come_in_time(served: Served, monkeypatch: pytest.Monk
 
 
 async def connected(served: Served) -> list:
-    protocols: Any = served.port._server.server_state.connections
+    protocols: Any = served.port._state.connections
     await until(lambda: protocols and all(protocol._accepted for protocol in protocols))
     return list(protocols)
 

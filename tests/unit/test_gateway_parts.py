@@ -4,7 +4,6 @@ import asyncio
 import time
 
 import pytest
-import uvicorn
 
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.config.schema.jobs import JobsConfig
@@ -15,7 +14,6 @@ from penstock.errors import (
     ModelNotFound,
     NotFound,
     TooLarge,
-    Unavailable,
 )
 from penstock.metrics import GatewayMetrics
 from penstock.serve.deployments import LLMRouter
@@ -28,7 +26,6 @@ from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.routes import Handler
 from penstock.serve.gateway.telemetry import engine_metrics
 from penstock.serve.gateway.telemetry.timing import Timing
-from penstock.serve.http import server
 from penstock.serve.routing import policy
 from penstock.transport import headers
 from penstock.transport.address import Address
@@ -345,16 +342,6 @@ def test_serve_takes_silent_processes_without_an_engine_for_dead_after_6_s():
     for bound in (gateway, control._bound_deployment, jobs._bound_deployment):
         config = bound._deployment_config
         assert config.health_check_period_s + 3 * config.health_check_timeout_s == pytest.approx(6, abs=0.2)
-
-
-async def test_why_a_port_does_not_listen_is_told(monkeypatch: pytest.MonkeyPatch):
-    async def serve(self: object, sockets: object) -> None:
-        raise OSError("for once")
-
-    monkeypatch.setattr(uvicorn.Server, "serve", serve)
-    with pytest.raises(Unavailable) as closed:
-        await server.Port.open(lambda *_: None, server.bind("127.0.0.1", 0))
-    assert "for once" in repr(closed.value.__cause__)
 
 
 def test_the_first_of_a_long_line_is_found_at_once(monkeypatch: pytest.MonkeyPatch):
