@@ -1,5 +1,5 @@
 """What the gateway says of the service.
 
-`engine_documents` fetches what engines say of themselves, `answers` adds what they leave out,
-`openapi` makes one description of it, `page.html` shows that.
+`answers` adds what engines leave out of their own descriptions, `openapi` makes one description of all,
+`page.html` shows that.
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,8 +18,8 @@ from penstock.layers import generation
 from penstock.openai.errors import Envelope
 from penstock.serve.control import operations
 from penstock.serve.gateway.description.answers import BATCH_SCHEMAS, BODIES, REFERENCE, STREAMED, answers
-from penstock.serve.gateway.description.engine_documents import Document
 
+_REFERENCES = re.compile(rb'"\$ref":"%b([^"]*)' % REFERENCE.encode())  # in JSON
 _PARAMETER = re.compile(r"\{[^}]*\}")
 _GENERATES = "/v1/completions"
 
@@ -47,6 +47,9 @@ _KINDS = dict.fromkeys(("/livez", "/-/healthz", "/metrics"), "text/plain") | {
     "/docs": "text/html",
     "/v1/files/{id}/content": "application/octet-stream",
 }
+
+
+Document = Mapping[str, Any]
 
 
 class Described(NamedTuple):
@@ -263,15 +266,8 @@ class _Schemas:
         suffix = str(number + 1) if differs else ""
 
         def renamed(value: Any) -> Any:
-            if isinstance(value, dict):
-                entries = cast("dict[str, Any]", value)
-                return {
-                    name: inner + suffix
-                    if name == "$ref" and isinstance(inner, str) and inner.startswith(REFERENCE)
-                    else renamed(inner)
-                    for name, inner in entries.items()
-                }
-            return [renamed(one) for one in cast("list[Any]", value)] if isinstance(value, list) else value
+            text = _REFERENCES.sub(rb"\g<0>" + suffix.encode(), msgspec.json.encode(value))
+            return msgspec.json.decode(text)
 
         self.known |= {name + suffix: renamed(schema) for name, schema in new.items()}
         return renamed
@@ -279,7 +275,7 @@ class _Schemas:
     def needed(self, paths: Mapping[str, Any]) -> dict[str, Any]:
         """Those that `paths` refer to, and those that these refer to."""
         found: dict[str, Any] = {}
-        waiting = list(_references(paths))
+        waiting = _references(paths)
         while waiting:
             name = waiting.pop()
             if name not in found and name in self.known:
@@ -288,13 +284,5 @@ class _Schemas:
         return dict(sorted(found.items()))
 
 
-def _references(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for name, inner in cast("dict[str, Any]", value).items():
-            if name == "$ref" and isinstance(inner, str) and inner.startswith(REFERENCE):
-                yield inner.removeprefix(REFERENCE)
-            else:
-                yield from _references(inner)
-    elif isinstance(value, list):
-        for one in cast("list[Any]", value):
-            yield from _references(one)
+def _references(value: Any) -> list[str]:
+    return [name.decode() for name in _REFERENCES.findall(msgspec.json.encode(value))]
