@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
-from penstock.serve.fleet.replica import Replica
+from penstock.serve.fleet.replica import Replica, Tried
 
 
 class IndexedSet(Sequence[Replica]):
@@ -153,10 +153,9 @@ class Candidates(IndexedSet):
         self.ready = self.busy = self.elsewhere = self.adapter_slots = 0
         self.holders = AdapterIndex()
 
-    def without(self, tried: Iterable[Replica]) -> Candidates:
+    def without(self, tried: Tried) -> Candidates:
         """A copy without these."""
-        out = set(tried)
-        return Candidates(replica for replica in self if replica not in out).like(self)
+        return Candidates(replica for replica in self if replica not in tried).like(self)
 
     def like(self, other: Candidates) -> Candidates:
         """Itself, with what `other` knows of the model beside its replicas."""

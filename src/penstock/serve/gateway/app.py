@@ -23,12 +23,11 @@ from penstock.metrics import GatewayFigures
 from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import admin, routes, stored_responses
-from penstock.serve.gateway.adapter_listing import Listing
 from penstock.serve.gateway.auth import Auth
 from penstock.serve.gateway.body import BodyBudget, RequestBody
 from penstock.serve.gateway.catalogue import Catalogue, ServedModel
 from penstock.serve.gateway.dispatch import Choose, Dispatch, UpstreamRequest
-from penstock.serve.gateway.own_answers import JSON, OwnAnswers
+from penstock.serve.gateway.own_answers import JSON, Listing, OwnAnswers
 from penstock.serve.gateway.request import ClientRequest
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.routes import Handler

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
@@ -15,16 +16,17 @@ from penstock import __version__
 from penstock.config.derive.prefill import prefill_name
 from penstock.metrics import GatewayFigures
 from penstock.serve.fleet.links import ReplicaLinks
+from penstock.serve.fleet.replica import Replica
 from penstock.serve.fleet.table import Table
-from penstock.serve.gateway.adapter_listing import Listing
+from penstock.serve.gateway import openapi
 from penstock.serve.gateway.auth import Auth
 from penstock.serve.gateway.catalogue import Catalogue, ServedModel
-from penstock.serve.gateway.description import openapi
 from penstock.serve.gateway.dispatch import Dispatch
 from penstock.serve.gateway.request import ClientRequest
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.routes import ALL
 from penstock.serve.gateway.telemetry import engine_metrics
+from penstock.transport import link
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +42,13 @@ _PAGE = [
     ),
 ]
 
+FRESH_S = 5.0
+"""How long a list of adapters is reused."""
+
+_WAIT_S = 3.0  # for such a list; after that the last known one is shown
+_ASK_S = 60.0  # a store of thousands of adapters may need that long, once
 _DOCUMENT_S = 10.0  # vLLM takes a second to describe its endpoints for the first time
-_DOCS = (files("penstock.serve.gateway.description") / "page.html").read_bytes()
+_DOCS = (files("penstock.serve.gateway") / "page.html").read_bytes()
 _ABOUT = {
     "service": "penstock",
     "about": "OpenAI's and Anthropic's APIs for large language models",
@@ -92,17 +99,8 @@ class OwnAnswers:
     async def openapi(self, request: ClientRequest, reply: ClientResponse) -> None:
         whole = await asyncio.to_thread(  # it has thousands of parts
             openapi.document,
-            [
-                openapi.Described(
-                    model.id, said, model.paths, (model.id, *model.aliases), bool(model.adapter_slots)
-                )
-                for model, said in await self._described("/openapi.json")
-            ],
-            [
-                openapi.Endpoint(one.path, one.methods, one.handler == "engine", one.public)
-                for one in ALL
-                if one.handler != "jobs" or self._auth.has_jobs
-            ],
+            await self._described("/openapi.json"),
+            [one for one in ALL if one.handler != "jobs" or self._auth.has_jobs],
             root=request.root,
             keyed=self._auth.key is not None,
             administered=self._auth.admin_key is not None,
@@ -110,7 +108,7 @@ class OwnAnswers:
         )
         await reply.whole(200, JSON, msgspec.json.encode(whole))
 
-    async def _described(self, path: str) -> list[tuple[ServedModel, openapi.Document | None]]:
+    async def _described(self, path: str) -> list[openapi.Described]:
         """What an engine of each model answers to GET `path`."""
         models = self._catalogue.models.values()
         found = await asyncio.gather(*(self._document(model.id, path) for model in models))
@@ -174,3 +172,59 @@ class OwnAnswers:
         replicas = [r for r in self._table if r.model_id in shown and r.state in ("ready", "draining")]
         engine_series = await engine_metrics.scrape(replicas, self._links)
         await reply.whole(200, _PROMETHEUS, self._dispatch.metrics.text(self._figures()) + engine_series)
+
+
+@dataclass(slots=True)
+class _Known:
+    names: tuple[str, ...] = ()
+    until: float = 0.0
+    asking: asyncio.Task[None] | None = None
+
+
+class Listing:
+    """The adapters of all models behind one gateway, each as listed by one of its replicas.
+
+    Replicas have the path and the credentials; the gateway reads no storage itself. Both cache the list for
+    some seconds, and the gateway shows the last known list when no replica can answer.
+    """
+
+    def __init__(self, models: Sequence[ServedModel], table: Table, links: ReplicaLinks) -> None:
+        self._known = {model.id: _Known() for model in models if model.adapter_slots}
+        self._table = table
+        self._links = links
+
+    async def adapters(self, model_id: str) -> Sequence[str]:
+        """Names, sorted; none for a model that takes no adapters."""
+        known = self._known.get(model_id)
+        if known is None:
+            return ()
+        ready = self._table.ready(model_id)
+        if ready and asyncio.get_running_loop().time() >= known.until:
+            if known.asking is None:
+                known.asking = asyncio.create_task(self._ask(random.choice(ready), known))
+            await asyncio.wait([known.asking], timeout=_WAIT_S)
+        return known.names
+
+    async def all(self) -> Mapping[str, Sequence[str]]:
+        """By model; all are queried at the same time."""
+        names = await asyncio.gather(*map(self.adapters, self._known))
+        return dict(zip(self._known, names, strict=True))
+
+    async def close(self) -> None:
+        """Cancels open queries."""
+        asking = [known.asking for known in self._known.values() if known.asking]
+        for task in asking:
+            task.cancel()
+        if asking:
+            await asyncio.wait(asking)
+
+    async def _ask(self, replica: Replica, known: _Known) -> None:
+        try:
+            known.names = msgspec.json.decode(
+                await self._links.get(replica, link.ADAPTERS_PATH, _ASK_S), type=tuple[str, ...]
+            )
+        except (OSError, TimeoutError, msgspec.DecodeError) as error:
+            log.warning("The adapters of model '%s' cannot be listed now: %s", replica.model_id, error)
+        finally:
+            known.until = asyncio.get_running_loop().time() + FRESH_S
+            known.asking = None
