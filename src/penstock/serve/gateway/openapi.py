@@ -180,16 +180,6 @@ def _model_names(models: Sequence[ServedModel]) -> dict[str, Any]:
     return {"title": "Model", "type": "string", **names}
 
 
-def _describe_answers(paths: Mapping[str, Mapping[str, Any]], schemas: _Schemas) -> None:
-    document, references = _answers()
-    renamed = schemas.add(document)
-    for (path, method), reference in references.items():
-        if operation := paths.get(path, {}).get(method):
-            content = {"application/json": {"schema": renamed(reference)}}
-            content |= {"text/event-stream": {}} if path in _STREAMED else {}
-            operation["responses"]["200"] = {"description": "The answer", "content": content}
-
-
 class Listed(BaseModel, Generic[T]):
     """A page of a list."""
 
@@ -197,11 +187,8 @@ class Listed(BaseModel, Generic[T]):
     data: list[T]
 
 
-def _answers() -> tuple[dict[str, Any], dict[tuple[str, str], Any]]:
-    """A description that holds the schemas of answers, and a reference to one of them by path and method.
-
-    They are those of OpenAI's client: engines describe their requests only. Its import takes a second.
-    """
+def _describe_answers(paths: Mapping[str, Mapping[str, Any]], schemas: _Schemas) -> None:
+    """By the types of OpenAI's client, whose import takes a second: engines describe their requests only."""
     from openai.types import Batch, Completion, CreateEmbeddingResponse, FileDeleted, FileObject, Model
     from openai.types.chat import ChatCompletion
 
@@ -220,11 +207,15 @@ def _answers() -> tuple[dict[str, Any], dict[tuple[str, str], Any]]:
         ("/v1/batches/{id}", "get"): Batch,
         ("/v1/batches/{id}/cancel", "post"): Batch,
     }
-    found, schemas = models_json_schema(
+    found, components = models_json_schema(
         [(one, "serialization") for one in dict.fromkeys(types.values())], ref_template=_REFERENCE + "{model}"
     )
-    references = {at: found[one, "serialization"] for at, one in types.items()}
-    return {"components": {"schemas": schemas["$defs"]}}, references
+    renamed = schemas.add({"components": {"schemas": components["$defs"]}})
+    for (path, method), one in types.items():
+        if operation := paths.get(path, {}).get(method):
+            content = {"application/json": {"schema": renamed(found[one, "serialization"])}}
+            content |= {"text/event-stream": {}} if path in _STREAMED else {}
+            operation["responses"]["200"] = {"description": "The answer", "content": content}
 
 
 _BODY = {"content": {"application/json": {"schema": {"type": "object"}}}}
@@ -244,32 +235,30 @@ def _operation(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _own(endpoint: Route, method: str) -> dict[str, Any]:
     kind = _KINDS.get(endpoint.path, "application/json")
-    names = [name[1:-1] for name in _PARAMETER.findall(endpoint.path)]
+    parameters = [
+        {"name": name[1:-1], "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in _PARAMETER.findall(endpoint.path)
+    ]
     return {
         "summary": _OWN[endpoint.path],
         "tags": ["Service"],
-        **({"parameters": [_in_path(name) for name in names]} if names else {}),
+        **({"parameters": parameters} if parameters else {}),
         **({"security": []} if endpoint.public else {}),
         **({"requestBody": _BODIES[endpoint.path]} if method == "POST" and endpoint.path in _BODIES else {}),
         "responses": {"200": {"description": "The answer", "content": {kind: {}}}, "default": _ERROR},
     }
 
 
-def _in_path(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-
-
 def _administration() -> dict[str, Any]:
     status = {"summary": "Desired and actual state of every replica"}
-    named = {operation: {"summary": f"{operation} of the fleet"} for operation in operations.OPERATIONS}
     common = {
         "tags": ["Administration"],
         "security": [{"admin_key": []}],
         "responses": {"200": {"description": "What replicas answered"}, "default": _ERROR},
     }
     return {"/admin/status": {"get": status | common}} | {
-        f"/admin/{operation}": {"post": said | {"requestBody": _BODY} | common}
-        for operation, said in named.items()
+        f"/admin/{one}": {"post": {"summary": f"{one} of the fleet", "requestBody": _BODY} | common}
+        for one in operations.OPERATIONS
     }
 
 
