@@ -255,7 +255,9 @@ class Gateway:
         named = content.fields.model or request.queried("model")
         keeper = stored_responses.keeper(self._table, route, content.fields)
         if route.argument and keeper is None and not named and self._catalogue.default is None:
-            raise stored_responses.unknown(route.argument)
+            raise errors.NotFound(  # no model is the default that could know it
+                f"There is no response with the id '{route.argument[:200]}'.", param="response_id"
+            )
         named = named or (keeper.model_id if keeper else None)
         model, adapter = self._catalogue.resolve(named, route.path if route.own else None)
         if keeper is not None and keeper.model_id != model.id:

@@ -143,16 +143,12 @@ class RequestBody:
         limit = min(limit, self._budget.limit)
         self.expected = content_length or 0
         _check(self.expected, limit)
-        if await self._receive(receive, limit):
-            await self._read_on(receive, limit)
-
-    async def _read_on(self, receive: Receive, limit: int) -> None:
-        """Reads the remaining pieces. Raises: as `read`."""
-        budget, begun, more = self._budget, 0, True
+        if not await self._receive(receive, limit):
+            return
+        budget, begun = self._budget, 0
         budget.progress(self)
         try:
-            while more:
-                more = await self._may_give_up(self._receive(receive, limit))
+            while await self._may_give_up(self._receive(receive, limit)):
                 if len(self.content) - begun >= limits.BODY_PROGRESS_BYTES:
                     begun = len(self.content)
                     budget.progress(self)

@@ -53,26 +53,19 @@ async def ask(pool: Pool, head: bytes, body: RequestBody, reply: ClientResponse)
         except OSError as error:
             busy = isinstance(error, TimeoutError)  # it lives
             raise ReplicaFailed(f"cannot be reached: {error}", worked=sent and not busy) from error
+        reply.timing.begin(timing.REPLICA)
         try:
-            return await _exchange(pool, connection, head, body, reply)
+            stream = pool.multiplexer.attach(connection)  # one more header line, or none
+            connection.request(head[:-2] + stream + b"\r\n", body.content)
+            return await _pass_on(connection, reply)
         except ConnectionError as error:
             stale = isinstance(error, ConnectionResetError) and connection.exchanges > 1
             if sent or connection.heard or not stale:
                 raise ReplicaFailed(str(error), worked=True) from error
             sent = True  # on a stale connection, or the replica died of it: a new connection tells
-
-
-async def _exchange(
-    pool: Pool, connection: ReplicaConnection, head: bytes, body: RequestBody, reply: ClientResponse
-) -> None:
-    reply.timing.begin(timing.REPLICA)
-    try:
-        stream = pool.multiplexer.attach(connection)  # one more header line, or none
-        connection.request(head[:-2] + stream + b"\r\n", body.content)
-        await _pass_on(connection, reply)
-    finally:
-        pool.multiplexer.detach(connection)
-        pool.release(connection)
+        finally:
+            pool.multiplexer.detach(connection)
+            pool.release(connection)
 
 
 async def _pass_on(connection: ReplicaConnection, reply: ClientResponse) -> None:

@@ -114,7 +114,12 @@ class ClientRequest:
         seconds = time.monotonic() - self.timing.started_at
         status = "gone" if self.gone else "cut" if reply.broken else str(reply.status)
         if self.metrics is not None:
-            self._count(self.metrics, status, seconds, reply.streaming)
+            self.metrics.ended(status)
+            self.metrics.request.observe(seconds)
+            if self.timing.first_byte_s is not None:
+                self.metrics.overhead.observe(self.timing.overhead_s)
+                if reply.streaming:
+                    self.metrics.first_token.observe(self.timing.first_byte_s)
             if self.trace is not None:
                 last = b"".join(reply.last or ())
                 self.trace.end(self.metrics.model_id, status, reply.streaming, error, last)
@@ -122,14 +127,6 @@ class ClientRequest:
             self._log(log, logging.WARNING, status, seconds, error)
         elif access.isEnabledFor(logging.INFO):
             self._log(access, logging.INFO, status, seconds, error)
-
-    def _count(self, metrics: RouteMetrics, status: str, seconds: float, streamed: bool) -> None:
-        metrics.ended(status)
-        metrics.request.observe(seconds)
-        if self.timing.first_byte_s is not None:
-            metrics.overhead.observe(self.timing.overhead_s)
-            if streamed:
-                metrics.first_token.observe(self.timing.first_byte_s)
 
     def _log(self, to: logging.Logger, level: int, status: str, seconds: float, error: Error | None) -> None:
         """One line. Foreign and secret parts of an error appear only here, in the log."""
