@@ -20,7 +20,7 @@ from penstock.serve.deployments import LLMRouter
 from penstock.serve.fleet.table import Replica, Table
 from penstock.serve.gateway import admin, admission, body, routes
 from penstock.serve.gateway.catalogue import Catalogue, ServedModel
-from penstock.serve.gateway.relay import whole_events
+from penstock.serve.gateway.relay import Events
 from penstock.serve.gateway.request import ClientRequest
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.telemetry import engine_metrics
@@ -297,11 +297,13 @@ def test_a_fit_request_id_is_kept():
     ],
 )
 def test_events_are_passed_on_whole(stream: bytes, whole: bytes, rest: bytes):
-    assert whole_events(stream) == (whole, rest)
+    events = Events()
+    assert (events.of(stream), events.rest) == (whole, rest)
 
 
 def test_an_event_too_large_to_hold_is_passed_in_pieces():
-    assert whole_events(b"data: " + b"x" * (1 << 20)) == (b"data: " + b"x" * (1 << 20), b"")
+    events, stream = Events(), b"data: " + b"x" * (1 << 20)
+    assert (events.of(stream), events.rest) == (stream, b"")
 
 
 def test_merged_metrics_declare_each_family_once_and_label_each_sample():

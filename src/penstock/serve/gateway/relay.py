@@ -81,7 +81,7 @@ async def _pass_on(connection: ReplicaConnection, reply: ClientResponse) -> None
     if reply.has_fallback and head.status in _CANNOT_NOW:
         raise EngineFailed(f"The engine answered {head.status}.")
     await reply.start(head.status, to_client(head.headers))
-    events = _Events()
+    events = Events()
     while not connection.exhausted:
         if whole := events.of(piece) if reply.streaming else piece:
             await reply.piece(whole)
@@ -91,7 +91,7 @@ async def _pass_on(connection: ReplicaConnection, reply: ClientResponse) -> None
     await reply.piece(events.rest + piece, more=False)
 
 
-async def _pour(connection: ReplicaConnection, reply: ClientResponse, events: _Events) -> None:
+async def _pour(connection: ReplicaConnection, reply: ClientResponse, events: Events) -> None:
     """Relays all but the end of a stream from one socket's callback to the other socket, without waking this
     task.
     """
@@ -109,7 +109,7 @@ async def _pour(connection: ReplicaConnection, reply: ClientResponse, events: _E
         writer.drained = None
 
 
-class _Events:
+class Events:
     """Splits a stream into whole events. rest: the start of the next one."""
 
     __slots__ = ("rest",)
@@ -118,15 +118,12 @@ class _Events:
         self.rest = b""
 
     def of(self, piece: bytes) -> bytes:
-        """Those that are complete with `piece`."""
-        if self.rest or not piece.endswith(_EVENT_ENDS):
-            piece, self.rest = whole_events(self.rest + piece)
-        return piece
-
-
-def whole_events(stream: bytes) -> tuple[bytes, bytes]:
-    """The complete events, and the start of the next one. What is too large to buffer passes through."""
-    if len(stream) > _MOST_HELD_BYTES:
-        return stream, b""
-    end = max(stream.rfind(mark) + len(mark) if mark in stream else 0 for mark in _EVENT_ENDS)
-    return stream[:end], stream[end:]
+        """Those that are complete with `piece`. What is too large to buffer passes through."""
+        if not self.rest and piece.endswith(_EVENT_ENDS):
+            return piece
+        stream, self.rest = self.rest + piece, b""
+        if len(stream) > _MOST_HELD_BYTES:
+            return stream
+        end = max(stream.rfind(mark) + len(mark) if mark in stream else 0 for mark in _EVENT_ENDS)
+        self.rest = stream[end:]
+        return stream[:end]
