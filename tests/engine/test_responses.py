@@ -15,8 +15,8 @@ import pytest_asyncio
 from asking import CITIES, RESPONSES, ask, named_events, post
 from enginetest import MODEL_ID, Served
 
-from penstock.serve.gateway import routes
-from penstock.serve.gateway.description import openapi
+from penstock.serve.gateway import openapi, routes
+from penstock.serve.gateway.catalogue import ServedModel
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
@@ -265,12 +265,9 @@ async def test_tokens_are_counted_as_the_response_would_use_them(client: openai.
 @pytest.mark.parity("X23")
 async def test_the_gateway_describes_what_vllm_says_of_itself(assistant: Served):
     said = (await assistant.http.get("/openapi.json")).json()
-    endpoints = [
-        openapi.Endpoint(one.path, one.methods, one.handler is routes.Handler.ENGINE) for one in routes.ALL
-    ]
     found = openapi.document(
-        [openapi.Described("m", said, (), ("m",), False)],
-        endpoints,
+        [(ServedModel("m", 1), said)],
+        routes.ALL,
         root="",
         keyed=False,
         administered=False,

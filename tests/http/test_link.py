@@ -168,11 +168,11 @@ async def test_a_listener_that_could_not_open_its_network_port_can_be_asked_agai
 ):
     replica = await served.replica(join=False)
 
-    async def failing(*_: object, **__: object) -> None:
+    def failing(*_: object, **__: object) -> None:
         raise OSError("for once")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Port, "open", failing)
+        patch.setattr(Port, "__init__", failing)
         with pytest.raises(OSError, match="for once"):
             await replica.listener.sockets.listen_on_network()
     await replica.listener.sockets.listen_on_network()

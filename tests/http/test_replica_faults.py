@@ -49,14 +49,13 @@ class Faulty:
 
     def refuse_connections(self) -> None:
         for port in self.listener.sockets._ports:
-            for server in port._server.servers:
-                server.close()
+            port._listener.close()
 
     def die(self) -> None:
         """As a process that ends: the listener and all connections."""
         self.refuse_connections()
         for port in self.listener.sockets._ports:
-            for protocol in list(port._server.server_state.connections):
+            for protocol in list(port._state.connections):
                 protocol.transport.abort()
 
 
@@ -196,7 +195,7 @@ async def test_a_replica_that_did_not_take_the_request_costs_nothing(
 async def test_a_full_backlog_costs_nothing(served: Served, network: bool):
     await served.gateway("m")
     one = await replica(served, network)
-    serves: Any = one.listener.sockets._ports[-1]._server.servers[0]
+    serves: Any = one.listener.sockets._ports[-1]._listener
     listening = socket.socket(fileno=os.dup(serves._socket.fileno()))
     listening.listen(1)
     async with served.http(limits=httpx.Limits(max_connections=None)) as http:

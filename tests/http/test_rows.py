@@ -174,7 +174,7 @@ async def test_a_replica_of_an_earlier_version_is_asked_by_http(served: Served):
 
     unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     unix.bind(f"\0penstock-test-{secrets.token_hex(8)}")
-    port = await Port.open(older, unix)
+    port = Port(older, unix)
     async with client(replace(replica.address, unix=unix.getsockname().decode())) as asked:
         answers = [await asked.send(PATH, body(), None) for _ in range(3)]
     await port.close(grace_s=0.5)

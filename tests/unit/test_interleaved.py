@@ -35,8 +35,7 @@ from penstock.serve.replica.server import LLMServer
 from penstock.serve.replica.tiers.controller import Targets
 from penstock.serve.replica.tiers.layer import ByClass, Turns
 from penstock.serve.replica.tiers.share import BatchShare
-from penstock.serve.router.handle_routing import HandleRouter
-from penstock.serve.router.router import LLMRouter
+from penstock.serve.router.router import HandleRouter, LLMRouter
 from penstock.serve.routing import RoutingRequest, policy
 from penstock.tiers import DEFAULT, FLEX, PRIORITY, Tier
 from penstock.transport.address import Address

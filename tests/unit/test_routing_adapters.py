@@ -10,7 +10,7 @@ import pytest
 from penstock.serve.fleet.replica import REQUEST_TOKENS, Lease, Replica
 from penstock.serve.fleet.table import Table
 from penstock.serve.routing import RoutingRequest, policy
-from penstock.serve.routing.adapter_ring import LOAD_TOKENS
+from penstock.serve.routing.hash_ring import LOAD_TOKENS
 from penstock.transport.address import Address
 from penstock.transport.link import AdapterReport, Hello, LoadReport
 
