@@ -211,10 +211,10 @@ class RunningBatch(ProgressListener):
 
         def ended(record: BatchRecord) -> BatchRecord:
             status = "completed"
-            if record.status == "cancelling":
-                status = "cancelled"
-            elif "batch_expired" in report.errors:
+            if "batch_expired" in report.errors:  # it may have been cancelled after that
                 status = "expired"
+            elif record.status == "cancelling":
+                status = "cancelled"
             return record.to(
                 status, completed=report.ok, failed=report.failed, output_file_id=output, error_file_id=error
             )
