@@ -23,7 +23,7 @@ from typing import TypeVar
 import msgspec
 
 from penstock.data.journal.lock import JobLock, OutputLocked, acquire_lock
-from penstock.data.storage.paths import StoragePath, storage_path
+from penstock.data.storage.paths import StoragePath, storage_path, unfinished_files
 from penstock.errors import StorageFull, Unavailable
 
 log = logging.getLogger(__name__)
@@ -62,11 +62,13 @@ class JobStorage:
         return found
 
     def read_all(self, folder: str, kind: type[Record]) -> dict[str, Record | None]:
-        """The records in a folder by name, each as its last owner wrote it.
+        """The records in a folder by name, each as its last owner wrote it. Removes half-written ones.
 
         None for one that cannot be read: it is logged, and stays as it is with all that belongs to it.
         Raises: Unavailable.
         """
+        for path in unfinished_files(self.at(folder)):
+            path.unlink(missing_ok=True)
         found: dict[str, str] = {}
         for file in self.at(folder).files():
             if file.name.endswith(_SUFFIX) and "/" not in file.name:
