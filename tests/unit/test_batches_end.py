@@ -253,3 +253,18 @@ def test_a_service_leaves_its_storage_to_the_next_one_wherever_it_ends(tmp_path:
             second.check_each_once(await second.ended(record.id))
 
     assert disturbed(service, (*DISTURBANCES, FULL), also=ON_THREADS) >= 10
+
+
+async def test_a_batch_whose_cancel_is_stored_before_its_task_knows_ends_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async with Service(tmp_path) as service:
+        record, batches, real = await service.stored(), service.jobs.batches, FileStore.content
+
+        async def content(store: FileStore, file_id: str) -> Any:
+            await batches.cancel(record.id)
+            return await real(store, file_id)
+
+        monkeypatch.setattr(FileStore, "content", content)
+        await RunningBatch(record.id, service.jobs._context).run()
+        assert batches.get(record.id).status == "cancelled"

@@ -135,6 +135,8 @@ class RunningBatch(ProgressListener):
         except NotFound as error:
             await self._end("failed", [Fault(error.code, str(error))])
             return
+        if self._record().status == "cancelling":  # stored, and not said to this task yet
+            self.stop("cancelled")
         if self._record().status == "validating" and self._reason is None:
             async with self._context.validating:
                 await self._validate(at)
