@@ -8,7 +8,7 @@ In the order of a call: `every_node`, `fetch`, `protocol`, the kinds (`folder`, 
 """
 
 from penstock.sources.cache import pin
-from penstock.sources.fetch import Only, children, fetch, fetch_with_version, version_of
+from penstock.sources.fetch import Only, children, fetch, fetch_with_version, sizes, version_of
 from penstock.sources.fetch_model import is_here, model_files, tokenizer_files, with_local_sources
 from penstock.sources.hub import use_fast_transfers
 
@@ -20,6 +20,7 @@ __all__ = [
     "is_here",
     "model_files",
     "pin",
+    "sizes",
     "tokenizer_files",
     "use_fast_transfers",
     "version_of",

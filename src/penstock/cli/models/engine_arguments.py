@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import yaml
@@ -14,6 +16,14 @@ from penstock.engines.check import check_arguments, find_unknown, options_form
 from penstock.engines.vllm.arguments.check import has_doubts, parse_flags
 from penstock.engines.vllm.arguments.names import unknown_flags
 from penstock.errors import ConfigError
+from penstock.preflight import Sizes
+
+_SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size"}
+_KINDS: dict[str, type] = {
+    **{field.name: {"b": bool, "f": float, "s": str}.get(str(field.type)[0], int) for field in fields(Sizes)},
+    **dict.fromkeys(("tokenizer", "chat_template", "load_format", "runner", "model_impl"), str),
+    "skip_tokenizer_init": bool,
+}
 
 
 def read_engine_words(plan: ServePlan) -> ServePlan:
@@ -43,6 +53,41 @@ def read_quick_words(plan: ServePlan, command: CommandOptions) -> ServePlan:
     except ConfigError as error:
         raise with_own_options(error, plan.engine_words, command) from None
     return read_engine_words(plan) if not plan.engine_words and has_doubts(vllm) else plan
+
+
+def quick_values(words: Sequence[str]) -> dict[str, Any]:
+    """The values of those flags of vLLM that `preflight` needs, without vLLM's parser, which takes seconds.
+
+    Raises: ConfigError for what is no number.
+    """
+    found: dict[str, Any] = {}
+    for i, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        name = _SHORT.get(flag, flag).removeprefix("--").replace("-", "_")
+        kind = _KINDS.get(name.removeprefix("no_"))
+        if kind is None or not flag.startswith("-"):
+            continue
+        if kind is bool:
+            found[name.removeprefix("no_")] = not name.startswith("no_")
+        else:
+            text = value if equals else next(iter(words[i + 1 :]), "")
+            found[name] = _value(flag, text, kind)
+    return found
+
+
+def _value(flag: str, text: str, kind: type) -> Any:
+    """A number may have a suffix: 32k is 32,000, 32K is 32,768."""
+    number = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kKmMgG]?)(i?B)?", text)
+    if kind is str:
+        return text
+    if text == "auto" and kind is int:
+        return -1
+    if number is None:
+        raise ConfigError(
+            f"{flag} is {text!r}; must be a number, such as {'0.9' if kind is float else '8192'}."
+        )
+    power = " kmg".index(number[2].lower() or " ")
+    return kind(float(number[1]) * (1000 if number[2].islower() else 1024) ** power)
 
 
 def with_own_options(error: ConfigError, words: Sequence[str], command: CommandOptions) -> ConfigError:

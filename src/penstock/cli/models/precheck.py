@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from penstock import ray_version
+from penstock.cli.models import fitting
 from penstock.cli.models.engine_arguments import read_quick_words
 from penstock.cli.models.faults import missing_folders, quick_faults
 from penstock.cli.models.options import SERVE, YAML, Arguments, CommandOptions
@@ -20,6 +21,7 @@ from penstock.engines.check import options_form
 from penstock.engines.vllm.arguments.check import installed
 from penstock.engines.vllm.capabilities import version
 from penstock.errors import ConfigError, EngineStartFailed
+from penstock.preflight import devices_here
 
 _OTHER_ENVIRONMENTS = ("pip", "uv", "conda", "container", "image_uri", "py_executable")
 _NO_VLLM = (
@@ -54,7 +56,21 @@ def checked(plan: ServePlan, address: str | None, command: CommandOptions = SERV
     plan = read_quick_words(plan, command)
     if address is None and (lacking := [text for one in configs if (text := missing_engine(one))]):
         raise EngineStartFailed("\n".join(dict.fromkeys(lacking)))
+    if address is None:
+        _refuse_certain(plan)
     return plan
+
+
+def _refuse_certain(plan: ServePlan) -> None:
+    """Raises: ConfigError for what would certainly end the start of a model that is in a folder here."""
+    problems = [
+        fitting.said(config, mistake)
+        for config, found in fitting.examined(plan, devices_here())
+        for mistake in found.mistakes
+        if mistake.certain
+    ]
+    if problems:
+        raise config_error(dict.fromkeys(problems))
 
 
 def refuse_certificate(plan: ServePlan) -> None:

@@ -29,6 +29,15 @@ def _secret(text: object) -> object:
     return SecretStr(text) if isinstance(text, str) and text else None
 
 
+def _table(text: object) -> object:
+    """`NAME=NUMBER,NAME=NUMBER` as a mapping."""
+    parts = [part.split("=", 1) for part in str(text).split(",")] if text else []
+    try:
+        return {name.strip(): float(number) for name, number in parts}
+    except ValueError:
+        raise ValueError("must be `NAME=GIB,NAME=GIB`, such as `MYCARD=46.5`.") from None
+
+
 def _sendable(key: SecretStr | None) -> SecretStr | None:
     if key is not None and not _HEADER_TEXT.fullmatch(key.get_secret_value()):
         raise ValueError(
@@ -83,6 +92,12 @@ class Settings(StrictModel):
         "",
         "Capabilities of vLLM to do without, by name, separated by commas; `all` for every one. "
         "For tests, and to find out which one is at fault; `penstock version` lists those that are off.",
+    )
+
+    gpus: Annotated[dict[str, float], BeforeValidator(_table)] = setting(
+        {},
+        "GPUs for `penstock check --gpu` that its table lacks, and what can be used of their memory: "
+        "`NAME=GIB,NAME=GIB`.",
     )
 
     def cache_folder(self) -> Path:
