@@ -13,8 +13,9 @@ from ports import unused
 
 from penstock.preflight.files import ModelFiles
 from penstock.preflight.fit import dtype_of, fit
-from penstock.preflight.model import COMPARED, Model
+from penstock.preflight.model import Model
 from penstock.preflight.sizes import Sizes
+from penstock.preflight.weights import COMPARED
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600), pytest.mark.parity("X11")]
 
@@ -28,8 +29,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def test_every_type_that_is_called_exact_is_compared(folders: list[str]):
-    assert {json.loads((Path(one) / "config.json").read_text())["model_type"] for one in folders} == COMPARED
+def test_every_architecture_that_is_called_exact_is_compared(folders: list[str]):
+    files = [json.loads((Path(folder) / "config.json").read_text()) for folder in folders]
+    assert {file["architectures"][0] for file in files} == set(COMPARED.split())
 
 
 @pytest.mark.parametrize("gpus", [1, 2])

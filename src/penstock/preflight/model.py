@@ -20,38 +20,21 @@ _MAMBA1 = {"jamba": ("mamba_d_state", "mamba_d_conv"), "mamba": ("state_size", "
 _DELTA = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
 _RECURRENT = {*_MAMBA2, *_MAMBA1, *_DELTA}
 _MLA = {"deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "pangu_ultra_moe", "axk1"}
-_ENCODERS = {
-    "bert",
-    "roberta",
-    "xlm-roberta",
-    "modernbert",
-    "distilbert",
-    "nomic_bert",
-    "new",
-    "gte",
-    "mpnet",
-}
-COMPARED = {
-    "llama", "llama4_text", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "qwen2_5_vl", "mistral", "mixtral",
-    "gemma2", "gemma3_text", "cohere2", "phi3", "gpt2", "opt", "deepseek_v3", "jamba", "granitemoehybrid",
-    "falcon_h1", "mamba", "mamba2", "whisper", "bert",
-}  # fmt: skip
-"""Types whose weights and cache a test compares with vLLM's."""
-
-_ALIKE = {
-    "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text",
-    "gemma", "gemma3", "phi", "gpt_neox", "gptj", "bloom", "falcon", "starcoder2", "olmo", "olmo2", "olmo3",
-    "olmoe", "granite", "exaone4", "granitemoe", "cohere", "glm", "glm4", "glm4_moe", "smollm3", "stablelm",
-    "gpt_oss", "ernie4_5", "ernie4_5_moe", "seed_oss", "arcee", "internlm2", "internlm3", "minicpm",
-    "nemotron",
-}  # fmt: skip
-"""Types that keep what the compared ones keep, by reading."""
+_ENCODERS = "bert roberta xlm-roberta modernbert distilbert nomic_bert new gte mpnet"
+_PLAIN = (
+    "llama llama4_text qwen2 qwen2_moe qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen3 qwen3_moe "
+    "phi qwen3_vl_text qwen3_vl_moe_text mistral mixtral gemma gemma2 gemma3 gemma3_text cohere cohere2 "
+    "phi3 gpt2 gpt_neox gptj gpt_oss opt bloom falcon starcoder2 olmo olmo2 olmo3 olmoe granite granitemoe "
+    "exaone4 glm glm4 glm4_moe smollm3 stablelm ernie4_5 ernie4_5_moe seed_oss arcee internlm2 internlm3 "
+    "minicpm nemotron"
+)
+"""Types whose layers keep what is said here, by a comparison with vLLM or by reading; as are those above."""
 
 _POSITIONS = (
-    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length",
-    "max_target_positions", "max_sequence_length", "max_seq_length", "seq_len",
-)  # fmt: skip
-_SCALED_ALREADY = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
+    "max_position_embeddings n_positions max_seq_len seq_length model_max_length max_target_positions "
+    "max_sequence_length max_seq_length seq_len"
+)
+_SCALED_ALREADY = "su longrope llama3 yarn deepseek_yarn deepseek_llama_scaling"
 _TYING = ("gemma", "cohere", "whisper", "gpt2", "falcon", "opt", "bloom")
 """Types whose input and output embeddings are one where config.json does not say."""
 
@@ -186,14 +169,14 @@ def _kv_heads(text: Mapping[str, Any], heads: int) -> int:
 
 def _length(text: Mapping[str, Any], model_type: str) -> tuple[int, str, int]:
     """The longest context in tokens, what says so, and the usual one."""
-    given = [(int(text[name]), name) for name in _POSITIONS if text.get(name)]
+    given = [(int(text[name]), name) for name in _POSITIONS.split() if text.get(name)]
     length, key = min(given, default=(_DEFAULT_LENGTH, "vLLM's default"))
     scaling: Any = text.get("rope_parameters") or text.get("rope_scaling") or {}
     for one in [one for one in scaling.values() if isinstance(one, Mapping)] or [scaling]:
         kind = one.get("rope_type", one.get("type", "default"))
         if kind == "longrope":
             return length, key, _first(text, "original_max_position_embeddings", default=length)
-        if kind not in _SCALED_ALREADY and one.get("factor") and "gemma3" not in model_type:
+        if kind not in _SCALED_ALREADY.split() and one.get("factor") and "gemma3" not in model_type:
             length, key = int(length * one["factor"]), f"{key} x rope's factor"
             break
     return length, key, length
@@ -201,7 +184,7 @@ def _length(text: Mapping[str, Any], model_type: str) -> tuple[int, str, int]:
 
 def _layers(text: Mapping[str, Any], model_type: str, heads: int) -> tuple[list[Layer], list[str]]:
     """What each layer keeps, and what is not known of it."""
-    if model_type in _ENCODERS or text.get("is_causal") is False:
+    if model_type in _ENCODERS.split() or text.get("is_causal") is False:
         return [], []
     size = text.get("head_dim") or text.get("attention_head_dim")
     size = size or (_first(text, "hidden_size", "n_embd", "d_model") // heads if heads else 0)
@@ -211,7 +194,7 @@ def _layers(text: Mapping[str, Any], model_type: str, heads: int) -> tuple[list[
     if model_type in _MLA and text.get("kv_lora_rank"):
         full = Layer("full", 1, text["kv_lora_rank"] + text["qk_rope_head_dim"])
     unknown: list[str] = []
-    if model_type not in {*COMPARED, *_ALIKE, *_MLA, *_RECURRENT}:
+    if model_type not in {*_PLAIN.split(), *_MLA, *_RECURRENT}:
         unknown.append(f"what a model of type {model_type!r} keeps per token; counted like that of others")
     kept: list[Layer] = []
     for kind in _kinds(text, model_type)[: -(text.get("num_kv_shared_layers") or 0) or None]:

@@ -12,7 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.engines.weights import Tensor
-from penstock.preflight.model import COMPARED, DTYPE_BYTES, Model
+from penstock.preflight.model import DTYPE_BYTES, Model
+
+COMPARED = (
+    "BertModel Cohere2ForCausalLM DeepseekV3ForCausalLM FalconH1ForCausalLM GPT2LMHeadModel "
+    "Gemma2ForCausalLM Gemma3ForCausalLM GraniteMoeHybridForCausalLM JambaForCausalLM Llama4ForCausalLM "
+    "LlamaForCausalLM Mamba2ForCausalLM MambaForCausalLM MistralForCausalLM MixtralForCausalLM "
+    "OPTForCausalLM Phi3ForCausalLM Qwen2ForCausalLM Qwen2_5_VLForConditionalGeneration Qwen3ForCausalLM "
+    "Qwen3MoeForCausalLM Qwen3NextForCausalLM WhisperForConditionalGeneration"
+)
+"""Architectures whose weights and cache a test compares with vLLM's."""
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _PADDING = 64
@@ -71,7 +80,8 @@ class Weights:
 
 def of_tensors(tensors: Mapping[str, Tensor], model: Model) -> Weights:
     """Of a checkpoint whose headers are all here."""
-    return Weights(tensors, exact=model.model_type in COMPARED and not model.quantisation)
+    as_compared = model.pooling == (model.architecture == "BertModel") and not model.quantisation
+    return Weights(tensors, exact=as_compared and model.architecture in COMPARED.split())
 
 
 def of_files(size_bytes: int, model: Model, dtype: str) -> Weights:

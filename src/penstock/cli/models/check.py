@@ -46,12 +46,13 @@ def check(
             placed.append(_application(file, application))
         except ConfigError as error:  # a placement that cannot work
             problems += error.problems or [str(error)]
-    plans = [ServePlan(application.args) for _, application in applications]
+    # Words of the engine are of the only model, whether a file describes it or not.
+    named = tuple(word for word in words if engine_words or not is_file(word))
+    plans = [] if engine_words else [ServePlan(application.args) for _, application in applications]
     asked: list[tuple[LLMConfig, Examined]] = []
-    models = tuple(word for word in words if not is_file(word))
     try:
-        if models or engine_words:
-            plan = make_plan(Arguments(sources=models, engine_words=tuple(engine_words)))
+        if named:
+            plan = make_plan(Arguments(sources=named, engine_words=tuple(engine_words)))
             problems += [text for config in plan.configs for text in missing_folders(config)]
             plans.append(read_quick_words(plan, CHECK))
         asked = [one for plan in plans for one in fitting.examined(plan, devices, ask_hub=True)]
@@ -60,6 +61,7 @@ def check(
     for config, found in asked:
         problems += [fitting.said(config, mistake) for mistake in found.mistakes]
         notices += [f"{config.model_id}: {notice}" for notice in found.notices]
+    problems = list(dict.fromkeys(problems))
     if as_json:
         fits = [fitting.as_json(config, found) for config, found in asked]
         shown = {"applications": placed, "models": fits, "mistakes": problems, "not_checked": notices}

@@ -61,30 +61,24 @@ def quick_values(words: Sequence[str]) -> dict[str, Any]:
     Raises: ConfigError for what is no number.
     """
     found: dict[str, Any] = {}
-    for i, word in enumerate(words):
+    for word, after in zip(words, [*words[1:], ""], strict=False):
         flag, equals, value = word.partition("=")
         name = _SHORT.get(flag, flag).removeprefix("--").replace("-", "_")
-        kind = _KINDS.get(name.removeprefix("no_"))
-        if kind is None or not flag.startswith("-"):
-            continue
+        kind = _KINDS.get(name.removeprefix("no_")) if flag.startswith("-") else None
         if kind is bool:
             found[name.removeprefix("no_")] = not name.startswith("no_")
-        else:
-            text = value if equals else next(iter(words[i + 1 :]), "")
-            found[name] = _value(flag, text, kind)
+        elif kind is not None:
+            text = value if equals else after
+            found[name] = text if kind is str else _number(flag, text, kind)
     return found
 
 
-def _value(flag: str, text: str, kind: type) -> Any:
-    """A number may have a suffix: 32k is 32,000, 32K is 32,768."""
-    number = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kKmMgG]?)(i?B)?", text)
-    if kind is str:
-        return text
-    if text == "auto" and kind is int:
-        return -1
+def _number(flag: str, text: str, kind: type) -> Any:
+    """With a suffix or without: 32k is 32,000, 32K is 32,768. `auto` is -1."""
+    number = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kKmMgG]?)", "-1" if text == "auto" else text)
     if number is None:
         raise ConfigError(
-            f"{flag} is {text!r}; must be a number, such as {'0.9' if kind is float else '8192'}."
+            f"{flag} is {text!r}; must be a number, such as {kind(8192 if kind is int else 0.9)}."
         )
     power = " kmg".index(number[2].lower() or " ")
     return kind(float(number[1]) * (1000 if number[2].islower() else 1024) ** power)
