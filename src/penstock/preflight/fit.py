@@ -72,6 +72,11 @@ class Fit:
         """It lacks, whatever the estimates are worth."""
         return self.exact and self.weights_bytes + self.request_bytes > self.budget_bytes
 
+    @property
+    def full(self) -> str:
+        """How many full requests fit, in words."""
+        return f"{self.requests:,.1f} requests of {self.context:,} tokens" if self.pool else "it fits"
+
     def longest(self) -> int:
         """The longest context that fits, in round numbers."""
         longest = self.pool.longest(max(0, self.cache_bytes), self.context) if self.pool else 0
@@ -148,12 +153,8 @@ def _ways(model: Model, weights: Weights, found: Fit) -> Iterator[tuple[str, str
             changes.append({"kv_cache_dtype": "fp8", **shorter})
     for change in changes:
         words = (f"--{name.replace('_', '-')} {value}" for name, value in change.items())
-        yield " ".join(words), _gives(tried(**change))
+        yield " ".join(words), tried(**change).full
     for words, part in _QUANTISED.items() if not (model.quantisation or found.sizes.quantization) else ():
         other = tried(weights.quantised(model, found.dtype, part))
         if not other.lacking_bytes:
-            yield words, f"about {other.weights_bytes / GIB:.1f} GiB of weights, {_gives(other)}"
-
-
-def _gives(found: Fit) -> str:
-    return f"{found.requests:.1f} requests of {found.context:,} tokens" if found.pool else "fits"
+            yield words, f"about {other.weights_bytes / GIB:.1f} GiB of weights, {other.full}"

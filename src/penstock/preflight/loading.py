@@ -40,6 +40,15 @@ class Mistake:
     certain: bool = True
 
 
+def without_config(files: ModelFiles) -> Mistake | str:
+    """About a folder without config.json: another form of a model, or none."""
+    if any(name == "params.json" or name.endswith(".gguf") for name in files.sizes):
+        return "not known: what it takes; it has no config.json."
+    inner = sorted(file.parent for file in files.folder.glob("*/config.json"))
+    hint = f"Did you mean {inner[0]}?" if inner else "Copy or download the model again."
+    return Mistake(f"it has no config.json, so it is no model. {hint}")
+
+
 def of_sizes(model: Model, sizes: Sizes) -> Iterator[Mistake]:
     """What vLLM would refuse of the sizes."""
     length, limit = sizes.max_model_len or 0, model.max_length
@@ -86,8 +95,9 @@ def _in_transformers(model_type: str) -> bool:
     return bool(found and found.origin and (Path(found.origin).parent / "models" / folder).is_dir())
 
 
-def of_adapters(folders: Sequence[Path], max_rank: int, base: weights.Shapes) -> Iterator[Mistake]:
-    """Adapters that this model cannot take."""
+def of_adapters(files: ModelFiles, max_rank: int, folders: Sequence[Path]) -> Iterator[Mistake]:
+    """Adapters that this model cannot take. Raises: Broken for the model's own files."""
+    base = {name: tensor.shape for name, tensor in files.tensors.items()}
     for folder in folders:
         try:
             peft.check(folder, max_rank, base)
@@ -124,24 +134,25 @@ def of_fit(fit: Fit) -> Iterator[Mistake]:
     yield Mistake(text, certain=fit.certain)
 
 
-def of_template(files: ModelFiles, arguments: Mapping[str, Any]) -> Mistake | str | None:
+def of_template(files: ModelFiles, model: Model, arguments: Mapping[str, Any]) -> Iterator[Mistake | str]:
     """What is wrong with the chat template, or what users should know of it."""
     given = arguments.get("chat_template")
     try:
         template, special = _template(files, given), files.read("tokenizer_config.json")
     except FileNotFoundError:
-        return Mistake(f"there is no file {given!r}.", "chat_template")
+        yield Mistake(f"there is no file {given!r}.", "chat_template")
+        return
     except (OSError, ValueError):
-        return None  # said by `of_files`
+        return  # said by `of_files`
+    if model.pooling or model.model_type == "whisper" or (template is None and "tekken.json" in files.sizes):
+        return
     if template is None:
-        said = "it has no chat template: chat requests are refused. `--chat-template FILE` gives one."
-        return None if "tekken.json" in files.sizes else said
-    if find_spec("jinja2") is None:
-        return "its chat template was not tried: jinja2 is not installed here."
-    if (fault := _render_fault(template, special)) is None:
-        return None
-    text = f"the chat template does not render a chat: {fault}. Correct it, or give another"
-    return Mistake(f"{text} (`--chat-template FILE`).", "chat_template" if given else None)
+        yield "it has no chat template: chat requests are refused. `--chat-template FILE` gives one."
+    elif find_spec("jinja2") is None:
+        yield "its chat template was not tried: jinja2 is not installed here."
+    elif fault := _render_fault(template, special):
+        text = f"the chat template does not render a chat: {fault}. Correct it, or give another"
+        yield Mistake(f"{text} (`--chat-template FILE`).", "chat_template" if given else None)
 
 
 def _template(files: ModelFiles, given: str | None) -> str | None:

@@ -39,8 +39,7 @@ def examined(
             files = ModelFiles.at(source)
         except Error as error:  # it may be there when the model starts, and be here on the nodes
             unsure = error.facts.get("retryable")
-            notices, mistakes = ((str(error),), ()) if unsure else ((), (Mistake(str(error), certain=False),))
-            yield config, Examined(notices=notices, mistakes=mistakes)
+            yield config, Examined((str(error) if unsure else Mistake(str(error), certain=False),))
         else:
             yield config, examine(files, _arguments(config, given), _planned(config, devices), found)
 
@@ -94,8 +93,7 @@ def _cache(fit: Fit) -> str:
     each = " and ".join(f"{size / 1024:,.4g} KiB a {what}" for what, size in sizes.items() if size)
     if fit.devices is None:
         return f"{each}; {_size(fit.request_bytes)} of one request of {fit.context:,} tokens"
-    full = f"{fit.requests:,.1f} requests of the full {fit.context:,}"
-    return f"{_size(fit.cache_bytes)} at {each}: {fit.tokens:,} tokens; {full}"
+    return f"{_size(fit.cache_bytes)} at {each}: {fit.tokens:,} tokens; {fit.full}"
 
 
 def _size(size_bytes: int) -> str:
