@@ -1,6 +1,6 @@
 """What vLLM itself makes of checkpoints, for `test_preflight`: its parameters, and the layout of its cache.
 
-    python planned.py RANK RANKS PORT AVAILABLE_BYTES FOLDER...     # a line of JSON for each folder
+    python planned.py RANK RANKS PORT AVAILABLE_BYTES KV_CACHE_DTYPE FOLDER...     # JSON for each folder
 
 Builds each model by vLLM's own classes on the meta device, in a group of RANKS processes; reads no weights.
 """
@@ -29,7 +29,8 @@ from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts, res
 from vllm.v1.core import kv_cache_utils
 
 
-def main(rank: int, ranks: int, port: int, available_bytes: int, folders: list[str]) -> None:
+def main(rank: int, ranks: int, port: int, available_bytes: int, *words: str) -> None:
+    kv_cache_dtype, *folders = words
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for folder in folders:
@@ -42,6 +43,7 @@ def main(rank: int, ranks: int, port: int, available_bytes: int, folders: list[s
             tensor_parallel_size=ranks,
             distributed_executor_backend="mp" if ranks > 1 else "uni",
             max_num_batched_tokens=512,
+            kv_cache_dtype=kv_cache_dtype,
             mamba_ssm_cache_dtype="float32",
             enforce_eager=True,
         ).create_engine_config()
@@ -80,4 +82,4 @@ def measured(config: VllmConfig, available_bytes: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:5]), sys.argv[5:])
+    main(*map(int, sys.argv[1:5]), *sys.argv[5:])

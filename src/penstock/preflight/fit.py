@@ -117,7 +117,7 @@ def _measured(model: Model, weights: Weights, sizes: Sizes, devices: Devices | N
         dtype=dtype,
         context=model.usual_length if sizes.max_model_len in (None, -1) else sizes.max_model_len,
         weights_bytes=max(0, held - int(sizes.cpu_offload_gb * GIB)),
-        exact=weights.exact and not model.unknown,
+        exact=weights.exact and not model.unknown and sizes.pipeline_parallel_size == 1,
         adapters_bytes=weights.sides(model) * slots * DTYPE_BYTES[dtype],
         reserve_bytes=activations + logits + fixed,
         pool=pool(model, sizes, dtype, tokens),

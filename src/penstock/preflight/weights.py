@@ -105,7 +105,10 @@ def _held_bytes(name: str, one: Tensor, model: Model, dtype: str, tensor: int, e
         items += rows if name.endswith("k_proj.weight") else 0
     elif len(one.shape) == 2 and (rows == model.vocab or "token_type_embeddings" in name):
         items = math.ceil(rows / _PADDING) * _PADDING * one.shape[1]
-    items = math.ceil(items / split)
+    if ".qkv_proj." in name and tensor > model.kv_heads > 0:  # each GPU has a whole head of keys and values
+        items = items * (model.heads // tensor + 2) // (model.heads + 2 * model.kv_heads)
+    else:
+        items = math.ceil(items / split)
     if model.state and split > 1 and _GROUPED.search(name):
         copied = model.state.rows_on(tensor) - model.state.rows_on(1) // tensor
         items += copied * math.prod(one.shape[1:])
