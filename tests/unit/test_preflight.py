@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from penstock.cli.models.check import check
 from penstock.cli.models.options import Arguments
 from penstock.cli.models.plan import make_plan
 from penstock.errors import ConfigError
+from penstock.preflight.devices import devices_here
 
 pytestmark = pytest.mark.parity("X11")
 
@@ -52,6 +54,12 @@ def mistake(checked):
         return found["mistakes"][0]
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def forget_gpus() -> Iterator[None]:
+    yield
+    devices_here.cache_clear()
 
 
 def change(file: Path, **values: Any) -> None:
@@ -128,6 +136,25 @@ def test_a_quantised_checkpoint_counts_as_its_files(tmp_path: Path, checked):
     assert (found["weights_bytes"], found["token_bytes"], found["exact"]) == (8_030_261_248, 1 << 16, False)
 
 
+def test_a_checkpoint_that_is_quantised_when_it_loads_takes_half(llama: Path, checked):
+    code, found = checked(llama, "--quantization", "fp8", "--max-model-len", "65536", gpu="L4")
+    assert (code, found["exact"]) == (0, False)
+    assert 8 * GIB < found["weights_bytes"] < 9 * GIB
+
+
+def test_overrides_of_the_config_count(llama: Path, checked):
+    words = ("--hf-overrides", '{"num_key_value_heads": 32, "max_position_embeddings": 4096}')
+    _, found = checked(llama, *words, gpu="L4")
+    assert (found["token_bytes"], found["context"]) == (4 << 17, 4096)
+
+
+def test_words_apply_to_the_model_of_a_file(llama: Path, checked, tmp_path: Path):
+    file = tmp_path / "m.yaml"
+    file.write_text(f"model_loading_config: {{model_id: m, model_source: {llama}}}\n")
+    code, found = checked(file, "--max-model-len", "4096", gpu="L4")
+    assert (code, found["context"], len(found["models"])) == (0, 4096, 1)
+
+
 def test_adapters_take_memory(llama: Path, checked):
     _, none = checked(llama, "--max-model-len=8192", gpu="L4")
     words = ("--enable-lora", "--max-loras=4", "--max-lora-rank=64", "--max-model-len=8192")
@@ -159,19 +186,21 @@ def test_without_a_gpu_only_the_sizes_are_said(llama: Path, checked, monkeypatch
     assert "cache_bytes" not in found
 
 
-def smi(folder: Path, used_mib: int) -> None:
+def smi(folder: Path, used_mib: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """An `nvidia-smi` that knows one L4."""
+    devices_here.cache_clear()
+    monkeypatch.setenv("PENSTOCK_ACCELERATOR", "gpu")
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
     row = f"NVIDIA L4, 23034 MiB, 456 MiB, {used_mib} MiB"
     (folder / "nvidia-smi").write_text(f"#!/bin/sh\necho '{row}'\n")
     (folder / "nvidia-smi").chmod(0o755)
 
 
 def test_the_gpus_of_this_machine_are_asked(llama: Path, checked, tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    smi(tmp_path, used_mib=3)
+    smi(tmp_path, 3, monkeypatch)
     code, found = checked(llama, "--max-model-len", "8192")
     assert (code, found["gpus"]["name"], found["gpus"]["memory_bytes"]) == (0, "L4", (23034 - 456) << 20)
-    smi(tmp_path, used_mib=9000)
+    smi(tmp_path, 9000, monkeypatch)
     code, found = checked(llama, "--max-model-len", "8192")
     assert found["mistakes"] == [
         "--gpu-memory-utilization: only 13.3 of a GPU's 22.0 GiB are free; `nvidia-smi` lists who has the "
@@ -179,15 +208,29 @@ def test_the_gpus_of_this_machine_are_asked(llama: Path, checked, tmp_path: Path
     ]
 
 
+def test_a_model_on_the_cpu_needs_no_gpu(tmp_path: Path, checked, monkeypatch: pytest.MonkeyPatch):
+    smi(tmp_path, 9000, monkeypatch)
+    monkeypatch.setenv("PENSTOCK_ACCELERATOR", "cpu")
+    code, found = checked(write_llama(tmp_path / "large", **LARGE))
+    assert (code, "gpus" in found) == (0, False)
+
+
 def test_serve_refuses_what_certainly_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(precheck, "missing_here", lambda config: None)
-    smi(tmp_path, used_mib=3)
+    smi(tmp_path, 3, monkeypatch)
+    monkeypatch.setattr(precheck, "missing_here", lambda config: None)  # it looks into /dev
     large, llama = write_llama(tmp_path / "large", **LARGE), write_llama(tmp_path / "llama")
-    with pytest.raises(ConfigError, match="lacking on 1 x L4"):
-        precheck.checked(make_plan(Arguments(sources=(str(large),))), None)
-    words = ("--max-model-len", "36864")  # lacks by the estimated reserve alone
-    precheck.checked(make_plan(Arguments(sources=(str(llama),), engine_words=words)), None)
+
+    def refused(model: Path, *words: str) -> str | None:
+        try:
+            precheck.checked(make_plan(Arguments(sources=(str(model),), engine_words=words)), None)
+        except ConfigError as error:
+            return str(error)
+        return None
+
+    assert "lacking on 1 x L4" in (refused(large) or "")
+    assert refused(llama, "--max-model-len", "36864") is None  # lacks by the estimated reserve alone
+    assert "lacking on 1 x L4" in (refused(llama, "--max-model-len", "49152") or "")
+    assert refused(llama, "--max-model-len", "49152", "--quantization", "fp8") is None
 
 
 @pytest.mark.parametrize(

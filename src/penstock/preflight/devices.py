@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from penstock.config.messages.problems import unknown
@@ -43,22 +43,24 @@ class Devices:
         return f"{self.name} ({self.memory_bytes / GIB:.1f} GiB)"
 
 
-def parse_devices(text: str, more: Mapping[str, float]) -> Devices:
-    """`H100:8`, `L4`, or `48GiB:2` for others. more: the user's own, in GiB. Raises: ConfigError."""
+def parse_devices(text: str, more: str) -> Devices:
+    """`H100:8`, `L4`, or `48GiB:2` for others. more: the user's own, `NAME=GIB,...`. Raises: ConfigError."""
     name, _, number = text.partition(":")
     if not re.fullmatch(r"[1-9]\d*", number or "1"):
         raise ConfigError(f"--gpu {text}: {number!r} is no number of GPUs; write `H100:8`.")
     if size := re.fullmatch(r"(\d+(?:\.\d+)?)GiB", name, re.IGNORECASE):
         return Devices("GPU", int(number or 1), int(float(size[1]) * GIB))
-    table = {**USABLE_GIB, **more}
+    own = re.findall(r"([^=,\s]+)\s*=\s*(\d+(?:\.\d+)?)", more)
+    table = USABLE_GIB | {known: float(gib) for known, gib in own}
     plain = {known.upper().replace("-", ""): known for known in table}
     known = plain.get(re.sub(r"^(NVIDIA|AMD)|[-_\s]", "", name.upper()))
     if known is None:
-        own = "For another one write its memory, such as `--gpu 48GiB:2`, or add it to PENSTOCK_GPUS."
-        raise ConfigError(f"--gpu {text}: {unknown('GPU', name, table)} {own}")
+        hint = "For another one write its memory, such as `--gpu 48GiB:2`, or add it to PENSTOCK_GPUS."
+        raise ConfigError(f"--gpu {text}: {unknown('GPU', name, table)} {hint}")
     return Devices(known, int(number or 1), int(table[known] * GIB))
 
 
+@functools.cache
 def devices_here() -> Devices | None:
     """The GPUs of this machine, taken as equal to the smallest; None without any that says its size."""
     found: list[Devices] = []

@@ -16,8 +16,7 @@ _GRAPHS_BYTES, _DRIVER_BYTES, _LINKS_BYTES = GIB // 2, GIB // 3, GIB // 2
 """Estimates: of CUDA graphs, of the driver, and of NCCL where an engine has several GPUs."""
 
 _STEP = 256
-_QUANTISED = {"--quantization fp8": 0.5, "a checkpoint in 4 bits (AWQ, GPTQ)": 0.28}
-"""Of 16 bits, with scales."""
+_QUANTISED = {"fp8": "--quantization fp8", "4 bits": "a checkpoint in 4 bits (AWQ, GPTQ)"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +104,8 @@ def fit(model: Model, weights: Weights, sizes: Sizes, devices: Devices | None) -
 def _measured(model: Model, weights: Weights, sizes: Sizes, devices: Devices | None) -> Fit:
     dtype, tensor = dtype_of(model, sizes, devices), sizes.tensor_parallel_size
     tokens, seqs = _batch(sizes, devices)
+    asked = sizes.quantization if not model.quantisation else None
+    weights = weights.quantised(model, dtype, asked) if asked else weights
     experts = tensor * sizes.data_parallel_size if sizes.enable_expert_parallel else 1
     held = weights.on_one_gpu(model, dtype, tensor, sizes.pipeline_parallel_size, experts)
     slots = sizes.max_loras * sizes.max_lora_rank * sizes.enable_lora // sizes.gpus
@@ -136,8 +137,8 @@ def _batch(sizes: Sizes, devices: Devices | None) -> tuple[int, int]:
 def _ways(model: Model, weights: Weights, found: Fit) -> Iterator[tuple[str, str]]:
     """Each change with which one full request fits, by measuring again."""
 
-    def tried(given: Weights = weights, **changes: Any) -> Fit:
-        return _measured(model, given, replace(found.sizes, **changes), found.devices)
+    def tried(**changes: Any) -> Fit:
+        return _measured(model, weights, replace(found.sizes, **changes), found.devices)
 
     splits = [
         n for n in (2, 4, 8, 16, 32, 64) if n > found.sizes.tensor_parallel_size and not model.heads % n
@@ -154,7 +155,7 @@ def _ways(model: Model, weights: Weights, found: Fit) -> Iterator[tuple[str, str
     for change in changes:
         words = (f"--{name.replace('_', '-')} {value}" for name, value in change.items())
         yield " ".join(words), tried(**change).full
-    for words, part in _QUANTISED.items() if not (model.quantisation or found.sizes.quantization) else ():
-        other = tried(weights.quantised(model, found.dtype, part))
+    for method, words in _QUANTISED.items() if not (model.quantisation or found.sizes.quantization) else ():
+        other = tried(quantization=method)
         if not other.lacking_bytes:
             yield words, f"about {other.weights_bytes / GIB:.1f} GiB of weights, {other.full}"

@@ -71,8 +71,9 @@ class Weights:
         shapes = (one.shape for one in self.tensors.values() if len(one.shape) == 2)
         return sum(sum(shape) for shape in shapes if model.vocab not in shape)
 
-    def quantised(self, model: Model, dtype: str, part: float) -> Weights:
-        """Estimated: all but the embeddings at this part of their size."""
+    def quantised(self, model: Model, dtype: str, method: str) -> Weights:
+        """Estimated: all but the embeddings in the bits that the method's name says, and scales."""
+        part = 0.28 if "4" in method else 0.52 if "8" in method else 1
         whole = self.on_one_gpu(model, dtype)
         kept = sum(one.size_bytes for one in self.tensors.values() if model.vocab in one.shape)
         return Weights({}, round(kept + (whole - kept) * part))

@@ -19,7 +19,7 @@ from penstock.config.schema.processing import own_deployment
 from penstock.engines.check import with_independent_engines
 from penstock.errors import ConfigError
 from penstock.hooks import POSTPROCESSOR, PREPROCESSOR
-from penstock.preflight import Examined, devices_here, parse_devices
+from penstock.preflight import Examined, parse_devices
 
 _BAD_CONFIG = 2
 _SHAPES = {
@@ -37,7 +37,7 @@ def check(
     Raises: ConfigError for a `gpu` that is not known, and for engine_words of several models;
     EngineStartFailed when the engine is installed but cannot be asked.
     """
-    devices = parse_devices(gpu, Settings.read().gpus) if gpu else devices_here()
+    planned = parse_devices(gpu, Settings.read().gpus) if gpu else None
     applications, problems, notices = faults([word for word in words if is_file(word)])
     notices = [f"Not checked: {notice}" for notice in notices]
     placed: list[dict[str, Any]] = []
@@ -55,7 +55,7 @@ def check(
             plan = make_plan(Arguments(sources=named, engine_words=tuple(engine_words)))
             problems += [text for config in plan.configs for text in missing_folders(config)]
             plans.append(read_quick_words(plan, CHECK))
-        asked = [one for plan in plans for one in fitting.examined(plan, devices, ask_hub=True)]
+        asked = [one for plan in plans for one in fitting.examined(plan, planned, ask_hub=True)]
     except ConfigError as error:
         problems += error.problems or [str(error)]
     for config, found in asked:

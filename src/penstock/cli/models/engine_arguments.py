@@ -23,6 +23,7 @@ _KINDS: dict[str, type] = {
     **{field.name: {"b": bool, "f": float, "s": str}.get(str(field.type)[0], int) for field in fields(Sizes)},
     **dict.fromkeys(("tokenizer", "chat_template", "load_format", "runner", "model_impl"), str),
     "skip_tokenizer_init": bool,
+    "hf_overrides": dict,
 }
 
 
@@ -69,12 +70,14 @@ def quick_values(words: Sequence[str]) -> dict[str, Any]:
             found[name.removeprefix("no_")] = not name.startswith("no_")
         elif kind is not None:
             text = value if equals else after
-            found[name] = text if kind is str else _number(flag, text, kind)
+            found[name] = text if kind is str else _read_value(flag, text, kind)
     return found
 
 
-def _number(flag: str, text: str, kind: type) -> Any:
-    """With a suffix or without: 32k is 32,000, 32K is 32,768. `auto` is -1."""
+def _read_value(flag: str, text: str, kind: type) -> Any:
+    """A mapping as YAML. A number with a suffix or without: 32k is 32,000, 32K is 32,768; `auto` is -1."""
+    if kind is dict:
+        return yaml.safe_load(text)
     number = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kKmMgG]?)", "-1" if text == "auto" else text)
     if number is None:
         raise ConfigError(

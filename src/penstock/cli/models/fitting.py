@@ -9,20 +9,21 @@ from typing import Any
 
 from penstock.cli.models.engine_arguments import quick_values
 from penstock.cli.models.plan import ServePlan
-from penstock.config import LLMConfig, Settings
+from penstock.config import LLMConfig, Settings, accelerator_kind
 from penstock.config.derive.prefill import halves
 from penstock.config.messages.location import Location
 from penstock.engines.vllm.arguments.defaults import Shape, with_defaults
 from penstock.errors import ConfigError, Error
-from penstock.preflight import Devices, Examined, Fit, Mistake, ModelFiles, examine, parse_devices
-from penstock.preflight.devices import GIB
+from penstock.preflight import Devices, Examined, Fit, Mistake, ModelFiles, examine
+from penstock.preflight.devices import GIB, devices_here, parse_devices
 
 
 def examined(
-    plan: ServePlan, devices: Devices | None, *, ask_hub: bool = False
+    plan: ServePlan, planned: Devices | None = None, *, ask_hub: bool = False
 ) -> Iterator[tuple[LLMConfig, Examined]]:
     """What can be said of each model that vLLM runs: of those in folders, and with `ask_hub` on the hub.
 
+    planned: GPUs in place of those that the config names, or that are here.
     Raises: ConfigError for a value of `plan.engine_words` that cannot be read.
     """
     given = quick_values(plan.engine_words)
@@ -41,7 +42,7 @@ def examined(
             unsure = error.facts.get("retryable")
             yield config, Examined((str(error) if unsure else Mistake(str(error), certain=False),))
         else:
-            yield config, examine(files, _arguments(config, given), _planned(config, devices), found)
+            yield config, examine(files, _arguments(config, given), planned or _devices(config), found)
 
 
 def _arguments(config: LLMConfig, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,14 +52,15 @@ def _arguments(config: LLMConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     return with_defaults({**config.engine_kwargs, **own, **given}, replace(Shape.of(config), cpu=False))
 
 
-def _planned(config: LLMConfig, devices: Devices | None) -> Devices | None:
-    """Those given or here; else as many as it takes of the type that the config names."""
-    if devices is None and config.accelerator_type is not None:
-        try:
-            return replace(parse_devices(config.accelerator_type, Settings.read().gpus), count=1 << 20)
-        except ConfigError:
-            return None
-    return devices
+def _devices(config: LLMConfig) -> Devices | None:
+    """As many as it takes of the type that the config names; else those here, where it uses them."""
+    if accelerator_kind(config) == "cpu":
+        return None
+    try:
+        named = config.accelerator_type and parse_devices(config.accelerator_type, Settings.read().gpus)
+    except ConfigError:
+        named = None  # Ray's name of a GPU that the table lacks
+    return replace(named, count=1 << 20) if named else devices_here()
 
 
 def said(config: LLMConfig, mistake: Mistake) -> str:

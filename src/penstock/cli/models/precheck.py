@@ -21,7 +21,6 @@ from penstock.engines.check import options_form
 from penstock.engines.vllm.arguments.check import installed
 from penstock.engines.vllm.capabilities import version
 from penstock.errors import ConfigError, EngineStartFailed
-from penstock.preflight import devices_here
 
 _OTHER_ENVIRONMENTS = ("pip", "uv", "conda", "container", "image_uri", "py_executable")
 _NO_VLLM = (
@@ -65,7 +64,7 @@ def _refuse_certain(plan: ServePlan) -> None:
     """Raises: ConfigError for what would certainly end the start of a model that is in a folder here."""
     problems = [
         fitting.said(config, mistake)
-        for config, found in fitting.examined(plan, devices_here())
+        for config, found in fitting.examined(plan)
         for mistake in found.mistakes
         if mistake.certain
     ]

@@ -29,15 +29,6 @@ def _secret(text: object) -> object:
     return SecretStr(text) if isinstance(text, str) and text else None
 
 
-def _table(text: object) -> object:
-    """`NAME=NUMBER,NAME=NUMBER` as a mapping."""
-    parts = [part.split("=", 1) for part in str(text).split(",")] if text else []
-    try:
-        return {name.strip(): float(number) for name, number in parts}
-    except ValueError:
-        raise ValueError("must be `NAME=GIB,NAME=GIB`, such as `MYCARD=46.5`.") from None
-
-
 def _sendable(key: SecretStr | None) -> SecretStr | None:
     if key is not None and not _HEADER_TEXT.fullmatch(key.get_secret_value()):
         raise ValueError(
@@ -94,9 +85,9 @@ class Settings(StrictModel):
         "For tests, and to find out which one is at fault; `penstock version` lists those that are off.",
     )
 
-    gpus: Annotated[dict[str, float], BeforeValidator(_table)] = setting(
-        {},
-        "GPUs for `penstock check --gpu` that its table lacks, and what can be used of their memory: "
+    gpus: str = setting(
+        "",
+        "GPUs for `penstock check --gpu` that its table lacks, and how much of their memory can be used: "
         "`NAME=GIB,NAME=GIB`.",
     )
 
