@@ -231,6 +231,26 @@ def test_serve_refuses_what_certainly_does_not_fit(tmp_path: Path, monkeypatch: 
     assert refused(llama, "--max-model-len", "36864") is None  # lacks by the estimated reserve alone
     assert "lacking on 1 x L4" in (refused(llama, "--max-model-len", "49152") or "")
     assert refused(llama, "--max-model-len", "49152", "--quantization", "fp8") is None
+    assert refused(large, "--offload-group-size", "8") is None
+
+
+def test_another_environment_may_bring_another_engine(llama: Path, tmp_path: Path):
+    change(llama / "config.json", architectures=["NextYearForCausalLM"], model_type="next_year")
+    file, env = tmp_path / "m.yaml", "runtime_env: {pip: [vllm==9.9]}"
+    file.write_text(f"model_loading_config: {{model_id: m, model_source: {llama}}}\n")
+    with pytest.raises(ConfigError, match="no architecture 'NextYearForCausalLM'"):
+        precheck._refuse_certain(make_plan(Arguments(sources=(str(file),))))
+    file.write_text(file.read_text() + env)
+    precheck._refuse_certain(make_plan(Arguments(sources=(str(file),))))
+
+
+def test_the_part_of_a_picture_model_is_overridden_inside(llama: Path, checked):
+    text = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps({"architectures": ["X"], "text_config": text}))
+    _, found = checked(
+        llama, "--hf-overrides", '{"text_config": {"max_position_embeddings": 4096}}', gpu="L4"
+    )
+    assert found["context"] == 4096
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,9 @@ def examine(
     if not config:
         return Examined((loading.without_config(files),))
     overrides, runner = arguments.get("hf_overrides"), str(arguments.get("runner"))
-    config |= overrides if isinstance(overrides, Mapping) else {}
+    for name, value in overrides.items() if isinstance(overrides, Mapping) else ():
+        both = isinstance(value, Mapping) and isinstance(config.get(name), Mapping)
+        config[name] = {**config[name], **value} if both else value
     try:
         model = Model.of(config, pooling={"pooling": True, "generate": False}.get(runner))
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:

@@ -39,7 +39,8 @@ class Fit:
 
     @property
     def budget_bytes(self) -> int:
-        return int(self.devices.memory_bytes * self.sizes.gpu_memory_utilization) if self.devices else 0
+        share = 1 if self.sizes.kv_cache_memory_bytes else self.sizes.gpu_memory_utilization
+        return int(self.devices.memory_bytes * share) if self.devices else 0
 
     @property
     def cache_bytes(self) -> int:
@@ -69,7 +70,8 @@ class Fit:
     @property
     def certain(self) -> bool:
         """It lacks, whatever the estimates are worth."""
-        return self.exact and self.weights_bytes + self.request_bytes > self.budget_bytes
+        known = self.exact and not (self.sizes.offload_group_size or self.sizes.cpu_offload_gb)
+        return known and self.weights_bytes + self.request_bytes > self.budget_bytes
 
     @property
     def full(self) -> str:

@@ -22,7 +22,7 @@ from penstock.preflight.model import Model
 from penstock.preflight.sizes import Sizes
 
 _TOKENIZERS = re.compile(
-    r"tokenizer\.(json|model.*)|spiece\.model|sentencepiece.*\.model|vocab\.(json|txt)|tekken\.json|.*\.tiktoken"
+    r"tokenizer\.json|tekken\.json|tokenization_.*|.*vocab.*|.*\.(model|spm|tiktoken)(\..*)?"
 )
 _TRACKED = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """Tags for training, which Transformers adds to Jinja."""
@@ -54,7 +54,8 @@ def of_sizes(model: Model, sizes: Sizes) -> Iterator[Mistake]:
     length, limit = sizes.max_model_len or 0, model.max_length
     if length > limit and os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") in (None, "0"):
         text = f"{length} is above the model's {limit:,} ({model.length_key} of config.json)."
-        yield Mistake(f"{text} Give at most {limit}.", "max_model_len")
+        certain = not model.pooling  # sentence_bert_config.json may say more
+        yield Mistake(f"{text} Give at most {limit}.", "max_model_len", certain)
     tensor, kv = sizes.tensor_parallel_size, model.kv_heads
     if model.heads % tensor or (kv and kv % tensor and tensor % kv):
         numbers = [n for n in range(1, model.heads + 1) if not model.heads % n and not (kv % n and n % kv)]

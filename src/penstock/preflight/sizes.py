@@ -35,6 +35,7 @@ class Sizes:
     enable_expert_parallel: bool = False
     disable_hybrid_kv_cache_manager: bool = False
     cpu_offload_gb: float = 0
+    offload_group_size: int = 0
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Self:

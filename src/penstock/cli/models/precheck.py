@@ -66,7 +66,7 @@ def _refuse_certain(plan: ServePlan) -> None:
         fitting.said(config, mistake)
         for config, found in fitting.examined(plan)
         for mistake in found.mistakes
-        if mistake.certain
+        if mistake.certain and not _brings_its_own(config)
     ]
     if problems:
         raise config_error(dict.fromkeys(problems))
@@ -85,12 +85,16 @@ def missing_engine(config: LLMConfig) -> str | None:
 
     Says nothing where it comes from elsewhere: the user's own classes, a `runtime_env` that installs it.
     """
-    brings_its_own = any(name in (config.runtime_env or {}) for name in _OTHER_ENVIRONMENTS)
-    if config.server_cls is not None or Settings.read().engine_cls or brings_its_own:
+    if config.server_cls is not None or Settings.read().engine_cls or _brings_its_own(config):
         return None
     if config.engine_name == "vllm":
         return version.refusal(version.installed()) if installed() else _NO_VLLM
     return _missing_program(config)
+
+
+def _brings_its_own(config: LLMConfig) -> bool:
+    """Whether its environment is another one than this, perhaps with another engine."""
+    return any(name in (config.runtime_env or {}) for name in _OTHER_ENVIRONMENTS)
 
 
 def _missing_program(config: LLMConfig) -> str | None:
