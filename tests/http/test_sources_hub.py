@@ -8,9 +8,11 @@ from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
+from checkpoint import write_llama
 from hub import TOKEN, Hub, hub_server
 
 from penstock import sources
+from penstock.cli.models.check import check
 from penstock.errors import DownloadFailed, SourceNotFound
 from penstock.sources.hub import use_fast_transfers
 
@@ -103,3 +105,18 @@ def test_the_former_switch_of_fast_downloads_means_todays(caplog: pytest.LogCapt
         use_fast_transfers(environment)
     assert environment == {"HF_XET_HIGH_PERFORMANCE": "1"}
     assert "HF_HUB_ENABLE_HF_TRANSFER has no effect in today's hub client" in caplog.text
+
+
+@pytest.mark.parity("X11")
+def test_a_check_of_a_hub_id_downloads_no_weights(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8}
+    hub.repositories["org/llama"] = write_llama(tmp_path / "llama", **small)
+    assert check(["org/llama"], ["--max-model-len", "8192"], gpu="L4") == 0
+    assert " MiB, about\n" in capsys.readouterr().out
+    assert not any(line.endswith(".safetensors") for line in hub.asked)
+    assert check(["org/gated"], gpu="L4") == 2
+    assert "the repository is gated: accept its terms on the hub, and set HF_TOKEN" in capsys.readouterr().err
+    assert check(["org/lama"], gpu="L4") == 2
+    assert "the hub has no such repository" in capsys.readouterr().err

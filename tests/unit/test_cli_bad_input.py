@@ -134,7 +134,7 @@ def test_a_misspelt_variable_is_told_by_each_command(ended, monkeypatch: pytest.
 
 
 def test_a_fault_of_ours_says_so_and_where_its_traceback_is(ended, monkeypatch: pytest.MonkeyPatch):
-    def broken(_files: object, **_options: object) -> int:
+    def broken(*_words: object, **_options: object) -> int:
         raise KeyError("lost")
 
     monkeypatch.setattr(check, "check", broken)

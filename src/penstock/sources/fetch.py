@@ -86,6 +86,11 @@ def version_of(source: str) -> str:
     return digest(_files(_store(source), tries=1))
 
 
+def sizes(source: str) -> dict[str, int]:
+    """Bytes of each file of `source`, by name. Raises: SourceNotFound, DownloadFailed."""
+    return {file.name: file.size_bytes for file in _files(_store(source), tries=1)}
+
+
 def children(source: str, holding: str) -> list[str]:
     """The names of the folders directly below `source` that hold a file `holding`, as far as can be seen.
 

@@ -1,4 +1,4 @@
-"""`penstock check`: every mistake in configs, and where their models would be placed. Starts no Ray."""
+"""`penstock check`: every mistake in configs and models, what fits, and where it is placed. Starts no Ray."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.cli.models.faults import faults
-from penstock.config import Application, LLMConfig, accelerator_kind
+from penstock.cli.models import fitting
+from penstock.cli.models.engine_arguments import read_quick_words
+from penstock.cli.models.faults import faults, missing_folders
+from penstock.cli.models.options import CHECK, Arguments
+from penstock.cli.models.plan import ServePlan, is_file, make_plan
+from penstock.config import Application, LLMConfig, Settings, accelerator_kind
 from penstock.config.derive.placement import executor, workers
 from penstock.config.derive.prefill import halves
 from penstock.config.schema.processing import own_deployment
 from penstock.engines.check import with_independent_engines
 from penstock.errors import ConfigError
 from penstock.hooks import POSTPROCESSOR, PREPROCESSOR
+from penstock.preflight import Examined, parse_devices
 
 _BAD_CONFIG = 2
 _SHAPES = {
@@ -23,24 +28,52 @@ _SHAPES = {
 }
 
 
-def check(files: Sequence[str], *, as_json: bool = False) -> int:
-    """Exit code: 0 when `files` can be served, 2 when they have mistakes, which go to stderr.
+def check(
+    words: Sequence[str], engine_words: Sequence[str] = (), *, gpu: str | None = None, as_json: bool = False
+) -> int:
+    """Exit code: 0 when all can be served, 2 when there are mistakes, which go to stderr.
 
-    Raises: EngineStartFailed when the engine is installed but cannot be asked.
+    words: config files and models. engine_words: as after the model of `penstock serve`.
+    Raises: ConfigError for a `gpu` that is not known, and for engine_words of several models;
+    EngineStartFailed when the engine is installed but cannot be asked.
     """
-    applications, problems, notices = faults(files)
+    planned = parse_devices(gpu, Settings.read().gpus) if gpu else None
+    applications, problems, notices = faults([word for word in words if is_file(word)])
+    notices = [f"Not checked: {notice}" for notice in notices]
     placed: list[dict[str, Any]] = []
     for file, application in applications:
         try:
             placed.append(_application(file, application))
         except ConfigError as error:  # a placement that cannot work
             problems += error.problems or [str(error)]
+    # Words of the engine are of the only model, whether a file describes it or not.
+    named = tuple(word for word in words if engine_words or not is_file(word))
+    plans = [] if engine_words else [ServePlan(application.args) for _, application in applications]
+    asked: list[tuple[LLMConfig, Examined]] = []
+    try:
+        if named:
+            plan = make_plan(Arguments(sources=named, engine_words=tuple(engine_words)))
+            problems += [text for config in plan.configs for text in missing_folders(config)]
+            plans.append(read_quick_words(plan, CHECK))
+        asked = [one for plan in plans for one in fitting.examined(plan, planned, ask_hub=True)]
+    except ConfigError as error:
+        problems += error.problems or [str(error)]
+    for config, found in asked:
+        problems += [fitting.said(config, mistake) for mistake in found.mistakes]
+        notices += [f"{config.model_id}: {notice}" for notice in found.notices]
+    problems = list(dict.fromkeys(problems))
     if as_json:
-        found = {"applications": placed, "mistakes": problems, "not_checked": list(notices)}
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        fits = [fitting.as_json(config, found) for config, found in asked]
+        shown = {"applications": placed, "models": fits, "mistakes": problems, "not_checked": notices}
+        print(json.dumps(shown, indent=2, ensure_ascii=False))
     else:
         for application in placed:
             _print(application)
+        for config, found in asked:
+            if found.model and found.fit:
+                _row(0, f"{config.model_source} ", f"{found.model.architecture}, {found.fit.dtype}")
+            for name, text in fitting.rows(found):
+                _row(1, name, text)
         _print_mistakes(problems, notices)
     return _BAD_CONFIG if problems else 0
 
@@ -79,7 +112,7 @@ def _row(depth: int, name: str, text: str) -> None:
 
 def _print_mistakes(problems: Sequence[str], notices: Sequence[str]) -> None:
     for notice in notices:
-        print(f"Not checked: {notice}")
+        print(notice)
     if not problems:
         print("No mistakes found.")
         return

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import yaml
@@ -14,6 +16,15 @@ from penstock.engines.check import check_arguments, find_unknown, options_form
 from penstock.engines.vllm.arguments.check import has_doubts, parse_flags
 from penstock.engines.vllm.arguments.names import unknown_flags
 from penstock.errors import ConfigError
+from penstock.preflight import Sizes
+
+_SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size"}
+_KINDS: dict[str, type] = {
+    **{field.name: {"b": bool, "f": float, "s": str}.get(str(field.type)[0], int) for field in fields(Sizes)},
+    **dict.fromkeys(("tokenizer", "chat_template", "load_format", "runner", "model_impl"), str),
+    "skip_tokenizer_init": bool,
+    "hf_overrides": dict,
+}
 
 
 def read_engine_words(plan: ServePlan) -> ServePlan:
@@ -43,6 +54,37 @@ def read_quick_words(plan: ServePlan, command: CommandOptions) -> ServePlan:
     except ConfigError as error:
         raise with_own_options(error, plan.engine_words, command) from None
     return read_engine_words(plan) if not plan.engine_words and has_doubts(vllm) else plan
+
+
+def quick_values(words: Sequence[str]) -> dict[str, Any]:
+    """The values of those flags of vLLM that `preflight` needs, without vLLM's parser, which takes seconds.
+
+    Raises: ConfigError for what is no number.
+    """
+    found: dict[str, Any] = {}
+    for word, after in zip(words, [*words[1:], ""], strict=False):
+        flag, equals, value = word.partition("=")
+        name = _SHORT.get(flag, flag).removeprefix("--").replace("-", "_")
+        kind = _KINDS.get(name.removeprefix("no_")) if flag.startswith("-") else None
+        if kind is bool:
+            found[name.removeprefix("no_")] = not name.startswith("no_")
+        elif kind is not None:
+            text = value if equals else after
+            found[name] = text if kind is str else _read_value(flag, text, kind)
+    return found
+
+
+def _read_value(flag: str, text: str, kind: type) -> Any:
+    """A mapping as YAML. A number with a suffix or without: 32k is 32,000, 32K is 32,768; `auto` is -1."""
+    if kind is dict:
+        return yaml.safe_load(text)
+    number = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kKmMgG]?)", "-1" if text == "auto" else text)
+    if number is None:
+        raise ConfigError(
+            f"{flag} is {text!r}; must be a number, such as {kind(8192 if kind is int else 0.9)}."
+        )
+    power = " kmg".index(number[2].lower() or " ")
+    return kind(float(number[1]) * (1000 if number[2].islower() else 1024) ** power)
 
 
 def with_own_options(error: ConfigError, words: Sequence[str], command: CommandOptions) -> ConfigError:

@@ -13,6 +13,7 @@ from penstock.config.derive import names
 from penstock.config.loading import yaml_source
 from penstock.config.loading.serving_args import FORMS
 from penstock.config.messages.location import Location
+from penstock.config.messages.problems import nearest
 from penstock.config.schema.routing import POLICIES
 from penstock.engines import callback
 from penstock.engines.check import check_arguments, find_unknown
@@ -91,10 +92,19 @@ def missing_folders(config: LLMConfig) -> list[str]:
         if isinstance(source, str) and source.startswith(("/", "./", "../", "~", "file://"))
     }
     return [
-        (config.location / section / field).says(f"'{path}' does not exist on this machine.")
+        (config.location / section / field).says(
+            f"'{path}' does not exist on this machine.{_neighbour(path)}"
+        )
         for (section, field), path in paths.items()
         if not path.exists()
     ]
+
+
+def _neighbour(path: Path) -> str:
+    """The folder beside it that was probably meant."""
+    found = [one.name for one in path.parent.iterdir() if one.is_dir()] if path.parent.is_dir() else []
+    guess = nearest(path.name, found)
+    return f" Did you mean '{path.parent / guess}'?" if guess else ""
 
 
 def _readable_models(file: str) -> list[LLMConfig]:

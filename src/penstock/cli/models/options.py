@@ -72,6 +72,9 @@ SERVE = CommandOptions(
 )
 
 
+CHECK = CommandOptions("penstock check", ("--gpu", "--json"))
+
+
 def split(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Models or files first; from the first dash on, everything is the engine's."""
     for i, word in enumerate(words):

@@ -92,7 +92,7 @@ def make_plan(arguments: Arguments) -> ServePlan:
 
 def _source(word: str, arguments: Arguments) -> str | dict[str, Any]:
     """A file's name as it is; a model as the config that it stands for."""
-    if word.endswith(YAML) or Path(word).is_file():
+    if is_file(word):
         if arguments.served_model_name:
             raise ConfigError(
                 f"--served-model-name names a model given by id or folder; {word} names its own."
@@ -104,6 +104,11 @@ def _source(word: str, arguments: Arguments) -> str | dict[str, Any]:
     if arguments.engine:
         values["llm_engine"] = arguments.engine
     return values
+
+
+def is_file(word: str) -> bool:
+    """Whether a word names a config file, else it names a model."""
+    return word.endswith(YAML) or Path(word).is_file()
 
 
 def _id_of(source: str) -> str:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from penstock import ray_version
+from penstock.cli.models import fitting
 from penstock.cli.models.engine_arguments import read_quick_words
 from penstock.cli.models.faults import missing_folders, quick_faults
 from penstock.cli.models.options import SERVE, YAML, Arguments, CommandOptions
@@ -54,7 +55,21 @@ def checked(plan: ServePlan, address: str | None, command: CommandOptions = SERV
     plan = read_quick_words(plan, command)
     if address is None and (lacking := [text for one in configs if (text := missing_engine(one))]):
         raise EngineStartFailed("\n".join(dict.fromkeys(lacking)))
+    if address is None:
+        _refuse_certain(plan)
     return plan
+
+
+def _refuse_certain(plan: ServePlan) -> None:
+    """Raises: ConfigError for what would certainly end the start of a model that is in a folder here."""
+    problems = [
+        fitting.said(config, mistake)
+        for config, found in fitting.examined(plan)
+        for mistake in found.mistakes
+        if mistake.certain and not _brings_its_own(config)
+    ]
+    if problems:
+        raise config_error(dict.fromkeys(problems))
 
 
 def refuse_certificate(plan: ServePlan) -> None:
@@ -70,12 +85,16 @@ def missing_engine(config: LLMConfig) -> str | None:
 
     Says nothing where it comes from elsewhere: the user's own classes, a `runtime_env` that installs it.
     """
-    brings_its_own = any(name in (config.runtime_env or {}) for name in _OTHER_ENVIRONMENTS)
-    if config.server_cls is not None or Settings.read().engine_cls or brings_its_own:
+    if config.server_cls is not None or Settings.read().engine_cls or _brings_its_own(config):
         return None
     if config.engine_name == "vllm":
         return version.refusal(version.installed()) if installed() else _NO_VLLM
     return _missing_program(config)
+
+
+def _brings_its_own(config: LLMConfig) -> bool:
+    """Whether its environment is another one than this, perhaps with another engine."""
+    return any(name in (config.runtime_env or {}) for name in _OTHER_ENVIRONMENTS)
 
 
 def _missing_program(config: LLMConfig) -> str | None:

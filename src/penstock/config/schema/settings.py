@@ -85,6 +85,12 @@ class Settings(StrictModel):
         "For tests, and to find out which one is at fault; `penstock version` lists those that are off.",
     )
 
+    gpus: str = setting(
+        "",
+        "GPUs for `penstock check --gpu` that its table lacks, and how much of their memory can be used: "
+        "`NAME=GIB,NAME=GIB`.",
+    )
+
     def cache_folder(self) -> Path:
         """Where we keep what can be fetched or computed again."""
         usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"

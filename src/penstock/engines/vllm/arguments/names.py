@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 
 from penstock.config import LLMConfig
@@ -21,6 +21,7 @@ HELP = "`python -m vllm.entrypoints.openai.api_server --help=all` lists all."
 _SOURCES = ("engine/arg_utils.py", "entrypoints/**/cli_args.py")
 _CLASSES = ("AsyncEngineArgs", "FrontendArgs")
 _FLAG = re.compile(r"--[a-z0-9][a-z0-9_-]*")
+_REGISTRY, _DROPPED = "model_executor.models.registry", "_PREVIOUSLY_SUPPORTED_MODELS"
 _PLUGINS = "vllm.platform_plugins"  # a platform may add arguments of its own
 
 
@@ -74,6 +75,28 @@ def known() -> frozenset[str]:
     except (OSError, SyntaxError, ValueError):
         return frozenset()
     return frozenset(flags).union(*fields) if all(fields) else frozenset()
+
+
+@functools.cache
+def architectures() -> tuple[frozenset[str], Mapping[str, str]]:
+    """The architectures that the installed vLLM runs, and those it has dropped, with the version that did.
+
+    None where that cannot be known: other plugins may bring architectures of their own.
+    """
+    source = PackageSource.installed("vllm")
+    plugins = entry_points(group="vllm.general_plugins")
+    foreign = [one for one in plugins if one.value.partition(".")[0] not in ("vllm", "penstock")]
+    text = source.text(_REGISTRY) if source and not foreign else None
+    tables = {
+        target.id: node.value
+        for node in (syntax_tree(text).body if text else ())
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
+        for target in node.targets
+        if isinstance(target, ast.Name) and target.id.endswith("_MODELS")
+    }
+    gone = tables.pop(_DROPPED, ast.Dict([], []))
+    names = (key.value for table in tables.values() for key in table.keys if isinstance(key, ast.Constant))
+    return frozenset(map(str, names)), ast.literal_eval(gone)
 
 
 def _flags(tree: ast.Module) -> Iterator[str]:
