@@ -79,6 +79,7 @@ FUZZ := $(wildcard tests/*/test_*fuzz.py) tests/http/test_batch_bucket.py
 MINUTES := 30
 fuzz: $(READY)
 	end=$$(($$(date +%s) + 60 * $(MINUTES))); while [ $$(date +%s) -lt $$end ]; do \
+		INTERLEAVING_SEED=$$(date +%s) $(BIN)/python -m tests.interleaving -x || exit 1; \
 		$(PYTEST) -x -q --timeout 0 --hypothesis-profile fuzz $(T) $(FUZZ) || exit 1; done
 
 mutants: $(READY)

@@ -65,6 +65,11 @@ def parsed(body: bytes) -> dict[str, Any] | None:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
+def header(scope: Scope, name: bytes) -> bytes:
+    """The value of the request's field of this name; empty without it."""
+    return next((value for field, value in scope["headers"] if field == name), b"")
+
+
 def with_body(scope: Scope, receive: Receive, body: bytes) -> tuple[Scope, Receive]:
     """The same exchange with this body, for the next app."""
     length = (b"content-length", b"%d" % len(body))

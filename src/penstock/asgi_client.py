@@ -4,11 +4,10 @@ Used by `serve.replica` and `data`. It knows ASGI only: no engine, no OpenAI typ
 event.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
+from typing import Self
 
 from penstock.asgi import TRUSTED, ASGIApp, Message, Receive, Scope, replay, split_events, stay
 
@@ -42,7 +41,7 @@ class ResponseBody:
             await self._task
         return message
 
-    def __aiter__(self) -> ResponseBody:
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> bytes:

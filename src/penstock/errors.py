@@ -31,175 +31,113 @@ from typing import ClassVar
 
 
 class Error(Exception):
-    """Base class. `str(error)` is public; put secrets into the `raise ... from` cause."""
+    """Base class. `str(error)` is public; put secrets into the `raise ... from` cause.
+
+    A subclass takes from its parent what its own line does not say.
+    """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: ClassVar[str] = "internal_error"
+
+    def __init_subclass__(cls, **own: int | str) -> None:
+        for name, value in own.items():
+            setattr(cls, name, value)
 
     def __init__(self, message: str = "Internal error.", **facts: str | float) -> None:
         super().__init__(message)
         self.facts = facts
 
 
-class BadRequest(Error):
+class BadRequest(Error, status=400, type="invalid_request_error", code="invalid_request"):
     """What the client sent cannot be served; sending it again will not help."""
 
-    status = 400
-    type = "invalid_request_error"
-    code = "invalid_request"
 
-
-class PromptTooLong(BadRequest):
+class PromptTooLong(BadRequest, code="context_length_exceeded"):
     """More prompt tokens than the model's context window."""
 
-    code = "context_length_exceeded"
 
-
-class AdapterBroken(BadRequest):
+class AdapterBroken(BadRequest, code="adapter_broken"):
     """The adapter that the request names is there, but cannot be loaded: the message says why."""
 
-    code = "adapter_broken"
 
-
-class Unauthorized(BadRequest):
+class Unauthorized(BadRequest, status=401, type="authentication_error", code="invalid_api_key"):
     """The API key is missing or wrong."""
 
-    status = 401
-    type = "authentication_error"
-    code = "invalid_api_key"
 
-
-class Forbidden(BadRequest):
+class Forbidden(BadRequest, status=403, type="permission_error", code="forbidden"):
     """A web page that may not use this server sent the request."""
 
-    status = 403
-    type = "permission_error"
-    code = "forbidden"
 
-
-class NotFound(Error):
+class NotFound(Error, status=404, type="invalid_request_error", code="not_found"):
     """No such model, adapter or path."""
 
-    status = 404
-    type = "invalid_request_error"
-    code = "not_found"
 
-
-class ModelNotFound(NotFound):
+class ModelNotFound(NotFound, code="model_not_found"):
     """The request names a model that is not served here."""
 
-    code = "model_not_found"
 
-
-class SourceNotFound(NotFound):
+class SourceNotFound(NotFound, code="source_not_found"):
     """No files where a model or adapter was said to be: folder, repository, bucket or URL."""
 
-    code = "source_not_found"
 
-
-class EndpointNotSupported(NotFound):
+class EndpointNotSupported(NotFound, code="endpoint_not_supported"):
     """The path exists, for models of another task."""
 
-    code = "endpoint_not_supported"
 
-
-class MethodNotAllowed(NotFound):
+class MethodNotAllowed(NotFound, status=405, code="method_not_allowed"):
     """The path exists, for other methods."""
 
-    status = 405
-    code = "method_not_allowed"
 
-
-class Conflict(Error):
+class Conflict(Error, status=409, type="invalid_request_error", code="conflict"):
     """What was asked for does not fit the state of the engine or the fleet; the message says what would."""
 
-    status = 409
-    type = "invalid_request_error"
-    code = "conflict"
 
-
-class TooLarge(Error):
+class TooLarge(Error, status=413, type="invalid_request_error", code="body_too_large"):
     """The request body, or a file in it, is over a limit of the server."""
 
-    status = 413
-    type = "invalid_request_error"
-    code = "body_too_large"
 
-
-class Overloaded(Error):
+class Overloaded(Error, status=429, type="rate_limit_error", code="overloaded"):
     """The queue is full. Fact `retry_after_s` becomes the Retry-After header."""
 
-    status = 429
-    type = "rate_limit_error"
-    code = "overloaded"
 
-
-class Unsupported(Error):
+class Unsupported(Error, status=501, type="invalid_request_error", code="unsupported"):
     """This engine lacks the operation."""
 
-    status = 501
-    type = "invalid_request_error"
-    code = "unsupported"
 
-
-class Unavailable(Error):
+class Unavailable(Error, status=503, code="unavailable"):
     """No replica can take the request now. Fact `retry_after_s` becomes the Retry-After header."""
 
-    status = 503
-    type = "server_error"
-    code = "unavailable"
 
-
-class EngineDead(Unavailable):
+class EngineDead(Unavailable, code="engine_dead"):
     """The engine behind this replica is gone; the replica will be restarted.
 
     Fact `should_retry`, "false" where the request may be the cause, becomes the X-Should-Retry header.
     """
 
-    code = "engine_dead"
 
-
-class DownloadFailed(Unavailable):
+class DownloadFailed(Unavailable, code="download_failed"):
     """Files of a model or adapter could not be fetched. Fact `retryable`: whether a later try may succeed."""
 
-    code = "download_failed"
 
-
-class DeadlineExceeded(Error):
+class DeadlineExceeded(Error, status=504, code="deadline_exceeded"):
     """The request's own time limit passed."""
 
-    status = 504
-    type = "server_error"
-    code = "deadline_exceeded"
 
-
-class StorageFull(Error):
+class StorageFull(Error, status=507, code="storage_full"):
     """Storage has no room for the file; what was accepted before is kept."""
 
-    status = 507
-    type = "server_error"
-    code = "storage_full"
 
-
-class OwnCodeFailed(Error):
+class OwnCodeFailed(Error, code="own_code_failed"):
     """A preprocessor, a postprocessor or an endpoint of the operator's own has failed; the log says why."""
 
-    code = "own_code_failed"
 
-
-class EngineStartFailed(Error):
+class EngineStartFailed(Error, code="engine_start_failed"):
     """The engine could not start; the message carries the engine's own reason."""
 
-    code = "engine_start_failed"
 
-
-class ConfigError(Error, ValueError):
+class ConfigError(Error, ValueError, status=400, type="invalid_request_error", code="invalid_config"):
     """Every fault of a config at once: one line each, with its path and what is allowed."""
-
-    status = 400
-    type = "invalid_request_error"
-    code = "invalid_config"
 
     def __init__(self, message: str = "Invalid config.", problems: Sequence[str] = ()) -> None:
         super().__init__(message)

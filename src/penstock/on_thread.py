@@ -1,17 +1,35 @@
-"""What is opened and closed by calls that block, for as long as a block of async code needs it.
+"""Calls that block, which a cancelled caller must not leave behind.
 
-A thread goes on when the caller that waits for it is cancelled: what it then opens would never be closed.
-Used where jobs take their locks and open their journals.
+A thread goes on when the caller that waits for it is cancelled: what it then opens would never be closed, and
+what it writes would come after the next owner's. Used where jobs take their locks, open their journals and
+write files, and for the records of files and batches.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _Opened = TypeVar("_Opened")
+_T = TypeVar("_T")
+
+
+async def completed(work: Coroutine[Any, Any, _T]) -> _T:
+    """The result of `work`, which always runs to its end; a caller that is cancelled leaves only then.
+
+    Raises: what `work` raises, unless the caller was cancelled.
+    """
+    task, cancelled = asyncio.create_task(work), None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled from (None if task.cancelled() else task.exception())
+    return task.result()
 
 
 @asynccontextmanager
@@ -25,7 +43,7 @@ async def opened(open: Callable[[], _Opened], close: Callable[[_Opened], None]) 
     try:
         yield await asyncio.shield(opening)
     finally:
-        await asyncio.shield(asyncio.create_task(_close(opening, close)))
+        await completed(_close(opening, close))
 
 
 async def _close(opening: asyncio.Task[_Opened], close: Callable[[_Opened], None]) -> None:

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from penstock.engine import Prompt
 from penstock.tiers import DEFAULT, Tier
@@ -24,6 +24,17 @@ class EngineTimings:
     queue_s: float | None = None
     prefill_s: float | None = None
     decode_s: float | None = None
+
+    @classmethod
+    def between(
+        cls, queued: float, scheduled: float | None, first_token: float | None, last_token: float | None
+    ) -> Self:
+        """From points in time, as far as they have come."""
+        if scheduled is None:
+            return cls()
+        if first_token is None or last_token is None:
+            return cls(scheduled - queued)
+        return cls(scheduled - queued, first_token - scheduled, last_token - first_token)
 
 
 class TimingProbe:

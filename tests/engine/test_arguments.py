@@ -181,7 +181,7 @@ applications:
 PROGRAM = """
 import json, sys
 from penstock.engines.vllm.arguments.schema import engine_arguments, frontend_arguments, split
-from penstock.engines.vllm.arguments.flags import _Parser, make_arg_parser, parse
+from penstock.engines.vllm.arguments.respond import _Parser, cli_args, parse
 from penstock.engines.vllm.arguments.refused import REFUSED
 from penstock.errors import ConfigError
 asked = json.load(sys.stdin)
@@ -194,7 +194,7 @@ names = [{name: type(value).__name__ for name, value in side.items()} for side i
 unknown = sorted(REFUSED.keys() - engine_arguments().keys() - frontend_arguments().keys())
 parsed = [parse(argv) for argv in asked["argv"]]
 said = {"parsed": parsed, "split": names, "refused": refused, "refused_but_unknown": unknown}
-actions = make_arg_parser(_Parser(add_help=False))._actions
+actions = cli_args.make_arg_parser(_Parser(add_help=False))._actions
 print(json.dumps(said | {
     "flags": [flag for action in actions for flag in action.option_strings],
     "arguments": sorted(engine_arguments() | frontend_arguments()),

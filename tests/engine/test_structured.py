@@ -237,7 +237,7 @@ async def test_a_message_fits_its_output_format(assistant: Served):
 
 # -- what cannot be kept
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
+WRONG: dict[str, tuple[dict[str, Any], *tuple[str, ...]]] = {
     "a regex that does not parse": ({"structured_outputs": {"regex": "[a"}}, "Unclosed '['"),
     "a regex with lookahead": ({"structured_outputs": {"regex": "(?=a)b"}}, "Lookahead"),
     "a grammar without a root": ({"structured_outputs": {"grammar": 'a ::= "b"'}}, "root"),
@@ -275,6 +275,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
             )
         },
         "does not compile",
+        "Invalid structured outputs",  # as vLLM says itself since 0.33
     ),
     "a schema that is no JSON": ({"structured_outputs": {"json": "{bad"}}, "JSON"),
 }
@@ -284,13 +285,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("wrong", WRONG)
 async def test_a_form_that_cannot_be_kept_is_400_and_says_why(assistant: Served, wrong: str, stream: bool):
-    asked, says = WRONG[wrong]
+    asked, *says = WRONG[wrong]
     for path, prompt in ((CHAT, {"messages": SUM}), (COMPLETIONS, {"prompt": PROMPT})):
         answer = await post(assistant, path, **prompt, **asked, stream=stream, max_tokens=20)
         assert answer.status_code == 400, answer.text
         error = answer.json()["error"]
         assert error["code"] == "invalid_request"
-        assert says in error["message"]
+        assert any(words in error["message"] for words in says), error["message"]
         assert ".cc:" not in error["message"]
 
 

@@ -137,13 +137,13 @@ async def simulator(served: Served, **options: Any) -> str:
 async def test_times_are_those_of_the_simulator(served: Served):
     url = await simulator(served, step_base_ms=STEP_MS, prefill_tokens_per_s=1e9)
     figures = await only(url, concurrency="1", requests=2, output="8")
-    assert (figures.good, figures.failed) == (2, 0)
-    assert figures.ttft is not None
-    assert figures.tpot is not None
-    assert figures.e2e is not None
-    assert 1e3 * figures.ttft.p50 == pytest.approx(STEP_MS, rel=0.5)
-    assert 1e3 * figures.tpot.p50 == pytest.approx(STEP_MS, rel=0.2)
-    assert 1e3 * figures.e2e.p50 == pytest.approx(8 * STEP_MS, rel=0.2)
+    assert (figures.requests.good, figures.requests.failed) == (2, 0)
+    assert figures.ttft_ms is not None
+    assert figures.tpot_ms is not None
+    assert figures.e2e_ms is not None
+    assert figures.ttft_ms.p50 == pytest.approx(STEP_MS, rel=0.5)
+    assert figures.tpot_ms.p50 == pytest.approx(STEP_MS, rel=0.2)
+    assert figures.e2e_ms.p50 == pytest.approx(8 * STEP_MS, rel=0.2)
     assert figures.output_tokens_per_s == pytest.approx(1e3 / STEP_MS, rel=0.2)
 
 
@@ -153,17 +153,17 @@ async def test_lengths_are_those_that_were_asked(served: Served):
     assert figures.completion_tokens is not None
     assert (figures.prompt_tokens.mean, figures.prompt_tokens.max) == (100, 100)
     assert (figures.completion_tokens.count, figures.completion_tokens.max) == (6, 7)
-    assert figures.counted_by == "usage"
+    assert figures.tokens_counted_by == "usage"
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
 async def test_both_endpoints_are_asked(served: Served, endpoint: str):
-    assert (await only(await simulator(served), endpoint=endpoint)).good == 4
+    assert (await only(await simulator(served), endpoint=endpoint)).requests.good == 4
 
 
 async def test_levels_run_one_after_the_other(served: Served):
     result = await measured(await simulator(served), concurrency="1,3", requests=6)
-    assert [(figures.level.title, figures.good) for figures in result.figures] == [
+    assert [(figures.load, figures.requests.good) for figures in result.figures] == [
         ("1 stream", 6),
         ("3 streams", 6),
     ]
@@ -174,7 +174,7 @@ async def test_workers_share_all_requests(served: Served, concurrency: str):
     """Also where there are fewer users than workers, or not as many for each."""
     words: dict[str, Any] = {"workers": 3, "concurrency": concurrency, "requests": 11}
     (figures,) = (await measured_by_processes(await simulator(served), **words)).figures
-    assert figures.good == 11
+    assert figures.requests.good == 11
 
 
 async def test_conversations_grow_with_their_turns(served: Served):
@@ -183,7 +183,7 @@ async def test_conversations_grow_with_their_turns(served: Served):
         url, turns=3, conversations=4, requests=None, shared_prefix=50, workers=2
     )
     ((figures, seen),) = result.levels
-    assert figures.good == 12
+    assert figures.requests.good == 12
     by_turn = [[o.prompt_tokens or 0 for o in seen.outcomes if o.turn == turn] for turn in range(3)]
     assert [len(tokens) for tokens in by_turn] == [4, 4, 4]
     assert min(by_turn[0]) >= 60
@@ -195,15 +195,15 @@ async def test_open_load_does_not_wait_for_answers(served: Served):
     """Ten requests a second at a service that takes 0.4 s for each: one user would send two or three."""
     url = await simulator(served, step_base_ms=100)
     figures = await only(url, concurrency=None, rate="10", steady=True, requests=None, seconds=1.0)
-    assert (figures.good, figures.failed) == (10, 0)
+    assert (figures.requests.good, figures.requests.failed) == (10, 0)
 
 
 async def test_waiting_for_a_full_service_is_the_users_waiting(served: Served):
     """One request at a time, 0.2 s each, asked ten times at once: the median waits for four before it."""
     url = await simulator(served, step_base_ms=50, prefill_tokens_per_s=1e9, max_num_seqs=1)
     figures = await only(url, concurrency=None, rate="1000", steady=True, requests=10)
-    assert figures.e2e is not None
-    assert figures.e2e.p50 == pytest.approx(1.1, rel=0.3)
+    assert figures.e2e_ms is not None
+    assert figures.e2e_ms.p50 == pytest.approx(1100, rel=0.3)
 
 
 async def test_trace_gives_times_and_lengths(served: Served, tmp_path: Path):
@@ -214,7 +214,7 @@ async def test_trace_gives_times_and_lengths(served: Served, tmp_path: Path):
     result = await measured_by_processes(await simulator(served), trace=trace, workers=2, **words)
     ((figures, seen),) = result.levels
     outcomes = sorted(seen.outcomes, key=lambda outcome: outcome.due)
-    assert figures.good == 5
+    assert figures.requests.good == 5
     assert [outcome.completion_tokens for outcome in outcomes] == [2, 3, 4, 5, 6]
     assert outcomes[-1].due - outcomes[0].due == pytest.approx(0.4, abs=1e-6)
 
@@ -239,7 +239,7 @@ async def test_missing_key_is_told_before_any_load(served: Served):
     await served.replica()
     with pytest.raises(Unauthorized, match="PENSTOCK_API_KEY"):
         await measured(served.url)
-    assert (await only(served.url, api_key="secret")).good == 4
+    assert (await only(served.url, api_key="secret")).requests.good == 4
 
 
 async def test_unknown_model_is_told_before_any_load(served: Served):
@@ -322,14 +322,14 @@ async def test_service_that_vanishes_refuses(served: Served):
     await begun.wait()
     await served.port.close(grace_s=0.0)
     (figures,) = (await running).figures
-    assert figures.good > 0
+    assert figures.requests.good > 0
     assert ("refused", False) in failures(figures)
 
 
 async def test_good_and_bad_answers_are_told_apart():
     async with service(lambda number, writer: GOOD if number % 2 else TOKEN) as url:
         figures = await only(url, requests=6, concurrency="1")
-    assert (figures.good, failures(figures)) == (3, {("no [DONE]", True): 3})
+    assert (figures.requests.good, failures(figures)) == (3, {("no [DONE]", True): 3})
 
 
 async def test_kept_connection_that_the_service_ended_is_no_failure():
@@ -339,7 +339,7 @@ async def test_kept_connection_that_the_service_ended_is_no_failure():
 
     async with service(answer) as url:
         figures = await only(url, turns=2, conversations=3, requests=None, think=0.2, concurrency="1")
-    assert (figures.good, figures.failed) == (6, 0)
+    assert (figures.requests.good, figures.requests.failed) == (6, 0)
 
 
 async def test_reports_of_very_many_events_reach_the_parent():
@@ -347,7 +347,7 @@ async def test_reports_of_very_many_events_reach_the_parent():
     async with service(lambda *_: TOKEN * 60_000 + LAST + DONE) as url:
         (figures,) = (await measured_by_processes(url, requests=2, concurrency="1")).figures
     assert figures.completion_tokens is not None
-    assert (figures.good, figures.completion_tokens.mean) == (2, 60_000)
+    assert (figures.requests.good, figures.completion_tokens.mean) == (2, 60_000)
 
 
 async def test_merged_tokens_are_told():
@@ -359,7 +359,7 @@ async def test_merged_tokens_are_told():
 async def test_service_without_usage_is_measured_by_events():
     async with service(lambda *_: TOKEN * 3 + LAST + DONE) as url:
         result = await measured(url)
-    assert result.figures[0].counted_by == "events"
+    assert result.figures[0].tokens_counted_by == "events"
     assert result.figures[0].completion_tokens is not None
     assert result.figures[0].completion_tokens.max == 3
 
@@ -378,7 +378,7 @@ async def test_fields_that_a_service_refuses_are_left_out(served: Served):
     await served.gateway("m")
     await served.app(strict)
     result = await measured(served.url, input="2", output="2")
-    assert result.figures[0].good == 4
+    assert result.figures[0].requests.good == 4
     assert any("ignore_eos" in note for note in result.notes)
 
 
@@ -402,7 +402,7 @@ async def test_https_is_spoken_and_certificates_are_checked(tmp_path: Path):
     async with service(lambda *_: GOOD, tls=context) as url:
         with pytest.raises(Unavailable, match="TLS"):
             await measured(url)
-        assert (await only(url, insecure=True)).good == 4
+        assert (await only(url, insecure=True)).requests.good == 4
 
 
 def _certificate(folder: Path) -> ssl.SSLContext:

@@ -3,23 +3,26 @@
 import asyncio
 import io
 import json
+from functools import partial
 
 import pytest
 from served import Served, until
 
 from penstock.asgi import Receive, Scope, Send
-from penstock.cli.client.chat import ChatClient, Conversation, chat
-from penstock.errors import Error, Unauthorized, Unavailable
+from penstock.cli.client.chat import chat
+from penstock.errors import Unauthorized, Unavailable
 
 
-async def talk(served: Served, said: str, **options: str) -> int:
-    return await asyncio.to_thread(chat, ChatClient(served.url), io.StringIO(said), **options)
+async def talk(url: str, said: str, **options: str) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdin", io.StringIO(said))
+        return await asyncio.to_thread(partial(chat, url, **options))
 
 
 async def test_each_line_is_answered(served: Served, capsys: pytest.CaptureFixture[str]):
     await served.gateway("m")
     await served.replica(replies={"one": "first", "two": "second"})
-    assert await talk(served, "one\n\ntwo\n") == 0
+    assert await talk(served.url, "one\n\ntwo\n") == 0
     assert capsys.readouterr().out == "first\nsecond\n"
 
 
@@ -29,7 +32,7 @@ async def test_a_terminal_gets_no_control_characters(served: Served, capsys, mon
     await served.gateway("m")
     await served.replica(reply=says)
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
-    assert await talk(served, "who?") == 0
+    assert await talk(served.url, "who?") == 0
     assert capsys.readouterr().out == ("a\tb]0;title31m\n\n" if terminal else f"{says}\n")
 
 
@@ -37,11 +40,11 @@ async def test_model_can_be_chosen(served: Served, capsys: pytest.CaptureFixture
     await served.gateway("m", "n")
     await served.replica("m", reply="from m")
     await served.replica("n", reply="from n")
-    assert await talk(served, "who?", model="n") == 0
+    assert await talk(served.url, "who?", model="n") == 0
     assert capsys.readouterr().out == "from n\n"
 
 
-async def test_conversation_holds_every_turn(served: Served):
+async def test_conversation_holds_every_turn(served: Served, capsys: pytest.CaptureFixture[str]):
     """Answers with the roles of all messages."""
 
     async def roles(scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,15 +57,14 @@ async def test_conversation_holds_every_turn(served: Served):
 
     await served.gateway("m")
     await served.app(roles)
-    conversation = Conversation(ChatClient(served.url), "m", system="Be brief.")
-    answers = [await asyncio.to_thread(lambda: "".join(conversation.ask("and?"))) for _ in range(2)]
-    assert answers == ["system user", "system user assistant user"]
+    assert await talk(served.url, "and?\nand?\n", model="m", system="Be brief.") == 0
+    assert capsys.readouterr().out == "system user\nsystem user assistant user\n"
 
 
 async def test_unknown_model_is_told_and_fails(served: Served, capsys: pytest.CaptureFixture[str]):
     await served.gateway("m")
     await served.replica()
-    assert await talk(served, "hello", model="other") == 1
+    assert await talk(served.url, "hello", model="other") == 1
     assert capsys.readouterr().err.startswith("Error: ")
 
 
@@ -71,51 +73,54 @@ async def test_answer_that_breaks_off_is_told_after_its_beginning(
 ):
     await served.gateway("m")
     await served.replica(reply="a long answer that breaks off", fail_after_tokens=3)
-    assert await talk(served, "hello") == 1
+    assert await talk(served.url, "hello") == 1
     told = capsys.readouterr()
     assert told.out.startswith("a long")
     assert told.err.startswith("Error: ")
 
 
-async def test_closed_answer_stops_the_engine(served: Served):
+class Interrupted(io.StringIO):
+    """The user presses Ctrl-C at the first piece of the answer."""
+
+    def write(self, text: str) -> int:
+        if not self.getvalue():
+            super().write(text)
+            raise KeyboardInterrupt
+        return super().write(text)
+
+
+async def test_interrupted_answer_stops_the_engine(served: Served, monkeypatch: pytest.MonkeyPatch):
     await served.gateway("m")
     replica = await served.replica(reply="word " * 1000, step_base_ms=20)
-
-    def begin_and_leave() -> str:
-        answer = Conversation(ChatClient(served.url), "m").ask("go on")
-        first = next(answer)
-        answer.close()
-        return first
-
-    assert await asyncio.to_thread(begin_and_leave)
+    monkeypatch.setattr("sys.stdout", Interrupted())
+    assert await talk(served.url, "go on") == 130
     await until(lambda: replica.engine.load().running == 0)
 
 
 async def test_missing_key_is_told_with_what_to_do(served: Served):
     await served.gateway("m", api_key="secret")
     with pytest.raises(Unauthorized, match="PENSTOCK_API_KEY"):
-        await talk(served, "hello")
+        await talk(served.url, "hello")
 
 
 @pytest.mark.parametrize("form", ["{}", "{}/", "{}/v1", "{}/v1/"])
 async def test_url_is_taken_with_and_without_v1(served: Served, form: str):
     await served.gateway("m")
     await served.replica()
-    service = ChatClient(form.format(served.url.removeprefix("http://")))
-    assert await asyncio.to_thread(service.models) == ["m"]
+    assert await talk(form.format(served.url.removeprefix("http://")), "hello") == 0
 
 
 async def test_silent_address_is_told_with_what_to_do(free_port: int):
     with pytest.raises(Unavailable, match=f"Nothing answers at http://127.0.0.1:{free_port}"):
-        chat(ChatClient(f"127.0.0.1:{free_port}"), io.StringIO("hello"))
+        chat(f"127.0.0.1:{free_port}")
 
 
-async def test_error_status_without_an_envelope_is_told(served: Served):
+async def test_error_status_without_an_envelope_is_told(served: Served, capsys: pytest.CaptureFixture[str]):
     async def teapot(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 418, "headers": []})
         await send({"type": "http.response.body", "body": b"short and stout"})
 
     await served.gateway("m")
     await served.app(teapot)
-    with pytest.raises(Error, match="418: short and stout"):
-        await asyncio.to_thread(lambda: list(ChatClient(served.url).stream("m", [])))
+    assert await talk(served.url, "hello", model="m") == 1
+    assert "418: short and stout" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from interleaving import DISTURBANCES, Start, disturbed, ended, failing
 from served import NODE
 
 from penstock.errors import BadRequest, ModelNotFound, Unavailable
@@ -313,3 +315,40 @@ async def test_when_control_ends_so_do_its_links(
     await control.close()
     assert not caplog.records
     replica.task.cancel()
+
+
+def test_control_and_its_links_hold_nothing_wherever_a_call_ends(tmp_path: Path):
+    files = itertools.count()
+
+    async def calls(start: Start) -> None:
+        control = object.__new__(LLMControl)
+        await control.open(tmp_path / f"{next(files)}.sqlite", "app", NODE, "127.0.0.1")
+        handle = Handle(await control.address(NODE))
+
+        async def follow() -> list[Replica]:
+            return [Replica("a", handle, "one"), Replica("b", handle, "two")]
+
+        replicas = await start(follow())
+        await asyncio.sleep(10)
+        asking = ControlLink(handle, NODE)
+        tasks = [
+            start(asking.ask("wake", {"model": "two", "idle_s": {"one": 5.0}}, 30.0)),
+            start(control.perform("reset_prefix_cache", "one")),
+            start(control.perform("pause", "two", timeout_s=20.0)),
+            start(asking.ask("status", {}, 30.0)),
+        ]
+        _, open_ = await asyncio.wait(tasks, timeout=10_000)
+        assert not open_
+        assert sum(isinstance(ended(Unavailable)(task), dict | None) for task in tasks) >= 3
+        await asyncio.sleep(60)
+        assert control._followers._outcomes == {}
+        assert not any(lock.locked() for lock in control._time_sharing._switching.values())
+        assert (await control.perform("resume", "two", timeout_s=5.0))["ok"]
+        assert (await asking.ask("status", {}, 5.0))["two"]["replicas"]["b"]["reached"]
+        await control.close()
+        for replica in replicas:
+            replica.task.cancel()
+        await asyncio.wait([replica.task for replica in replicas])
+
+    lost = failing(ConnectionResetError("gone"), "connect", "head", "read")
+    assert disturbed(calls, (*DISTURBANCES, lost), also=("follow",)) >= 12

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import pytest_asyncio
+from interleaving import DISTURBANCES, Start, disturbed, ended, failing
 
+from penstock.errors import EngineStartFailed
 from penstock.serve.replica import gang
 from penstock.serve.replica.gang import GangLink, LeaderAddress
 
@@ -104,3 +109,67 @@ async def test_a_stranger_is_sent_away_and_breaks_nothing():
         await line.complete.wait()
     other.close()
     line.close()
+
+
+class Actors:
+    """Ray's, in this process: the one actor of a name, whose methods take a while to be called."""
+
+    def __init__(self) -> None:
+        self._made: Any = None
+        self.kill = bool
+
+    def remote(self, **_: Any) -> Any:
+        return lambda kind: SimpleNamespace(
+            options=lambda **_: SimpleNamespace(remote=lambda: self._of(kind))
+        )
+
+    def _of(self, kind: type[Any]) -> Any:
+        self._made = made = self._made or kind()
+
+        async def called(method: Any, *arguments: Any) -> Any:
+            await asyncio.sleep(0.1)
+            return await method(*arguments)
+
+        methods = {name: getattr(made, name) for name in ("open", "find")}
+        return SimpleNamespace(
+            **{name: SimpleNamespace(remote=partial(called, each)) for name, each in methods.items()}
+        )
+
+
+def test_a_gang_ends_as_a_whole_wherever_one_of_its_members_ends(monkeypatch: pytest.MonkeyPatch):
+    async def members(start: Start) -> None:
+        monkeypatch.setattr(gang, "ray", Actors())
+        loop = asyncio.get_running_loop()
+
+        async def member(line: GangLink) -> None:
+            """A replica, until its engine has ended, or `broken` ends its process."""
+            line.meeting = asyncio.create_task(gang._meet(line, "g", "m"))
+
+            async def engine() -> None:
+                heard = await line.gang.share(None if line.gang.rank else {"port": 1})
+                assert heard == {"port": 1}
+                await asyncio.sleep(5)
+                await line.leave(loop.time() + 30)
+
+            works = [asyncio.create_task(engine()), asyncio.create_task(line.broken.wait())]
+            try:
+                await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+                if works[0].done():
+                    await works[0]
+            finally:  # the process ends
+                line.close()
+                for work in (*works, line.meeting):
+                    work.cancel()
+                await asyncio.gather(*works, line.meeting, return_exceptions=True)
+
+        lines = [GangLink(rank, 3, "127.0.0.1") for rank in range(3)]
+        tasks = [start(member(line)) for line in lines]
+        _, open_ = await asyncio.wait(tasks, timeout=gang._JOIN_S + 1000)
+        assert not open_
+        for task in tasks:
+            ended(EngineStartFailed)(task)
+        await asyncio.sleep(1)
+
+    lost = failing(ConnectionResetError("gone"), "readline", "connect")
+    also = ("engine", "_meet", "_receive")
+    assert disturbed(members, (*DISTURBANCES, lost), also) >= 15

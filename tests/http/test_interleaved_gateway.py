@@ -1,17 +1,25 @@
-"""Requests through a gateway and a replica, disturbed at each await of the gateway."""
+"""Requests through a gateway and rows through a set of replicas, over sockets, disturbed at each await."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from interleaving import Start, disturbed, ended
-from served import Served, chat, until
+from interleaving import DISTURBANCES, Start, disturbed, ended, failing
+from served import NODE, Served, chat, until
 
+from penstock.data.backends import serve_lookup
+from penstock.data.backends.protocol import Response
+from penstock.data.backends.replica_set import ReplicaSet
+from penstock.data.rows.request import RowRequest
+from penstock.errors import EngineDead, Unavailable
+from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.http import direct_writer
+from penstock.transport.address import Address
 
 
 def asked(**fields: Any) -> tuple[dict[str, Any], Any, Any, list[Any]]:
@@ -67,3 +75,150 @@ def test_a_request_leaves_nothing_wherever_it_ends(stream: bool, slots: int):
             await served.close()
 
     assert disturbed(requests) >= 8
+
+
+LOST = failing(ConnectionResetError("gone"), "connect", "head", "read", "whole")
+
+
+async def cannot_now(scope: Any, receive: Any, send: Any) -> None:
+    """A replica whose engine has no room."""
+    await receive()
+    await send({"type": "http.response.start", "status": 503, "headers": []})
+    await send({"type": "http.response.body", "body": b"{}"})
+
+
+def test_a_request_that_goes_elsewhere_has_one_answer_wherever_it_fails():
+    async def requests(start: Start) -> None:
+        served = Served()
+        try:
+            model = ServedModel("m", created=1, fallbacks=("other",), max_ongoing_requests=2)
+            gateway = await served.gateway(model, ServedModel("other", created=1), request_timeout_s=600)
+            for app in (breaks, cannot_now, breaks):
+                await served.app(app)
+            replicas = [await served.replica("other") for _ in range(2)]
+            asking = []
+            for _ in range(4):
+                scope, receive, send, said = asked(stream=True)
+                asking.append((start(gateway(scope, receive, send)), said))
+            await asyncio.wait([task for task, _ in asking], timeout=1000)
+            for task, said in asking:
+                if not isinstance(ended()(task), BaseException):
+                    starts = [one["status"] for one in said if one["type"] == "http.response.start"]
+                    assert starts in ([200], [503])  # 503: two replicas lost it, which may be its fault
+                    assert [one.get("more_body", False) for one in said[1:]].count(False) == 1
+            await until(lambda: not any(one.engine.load().running for one in replicas))
+            assert [one.in_flight for one in served.table] == [0] * 5
+            assert [served.table.leases(one) for one in ("m", "other")] == [0, 0]
+            assert (len(served.line("m")), len(served.line("other")), gateway._bodies.used) == (0, 0, 0)
+        finally:
+            await served.close()
+
+    assert disturbed(requests, (*DISTURBANCES, LOST)) >= 15
+
+
+def test_a_replica_is_known_again_wherever_its_link_fails():
+    """One of them on another node, where it listens once it is asked to; it leaves and comes back."""
+
+    async def links(start: Start) -> None:
+        served = Served()
+        here, there = [await served.replica(join=False, node_id=node) for node in (NODE, "there")]
+
+        async def unreachable(model_id: str) -> None:
+            await asyncio.sleep(0.1)
+            await there.listener.listen_on_network()
+
+        links = ReplicaLinks(served.table, "g", unreachable)
+        served.table.watch(links.join, links.leave, bool)
+
+        async def come(*addresses: Address) -> None:
+            served.add("m", *addresses)
+
+        async def ready() -> None:
+            await until(lambda: len(served.table.ready("m")) == 2, 300)
+
+        try:
+            await start(come(here.address, there.address))
+            await ready()
+            asking = [start(links.get(replica, "/v1/models", 10.0)) for replica in served.table]
+            served.remove("m", there.address)
+            await start(come(there.address))
+            await ready()
+            _, open_ = await asyncio.wait(asking, timeout=1000)
+            assert not open_
+            for task in asking:
+                ended(OSError)(task)
+            assert all([await links.get(replica, "/v1/models", 10.0) for replica in served.table])
+        finally:
+            await links.close()
+            await served.close()
+        assert (links._tasks, links._pools, links._background) == ({}, {}, set())
+
+    also = ("_follow", "_keep_multiplexed", "_ask")
+    odd = failing(KeyError("bug"), "_listen"), failing(TimeoutError(), "_listen")
+    assert disturbed(links, (*DISTURBANCES, LOST, *odd), also) >= 15
+
+
+class Deployment:
+    """What Serve says of a deployment: the addresses of its replicas."""
+
+    def __init__(self) -> None:
+        self.replicas: list[Any] = []
+        self.handle: Any = self
+
+    def broadcast(self, method: str, node_id: str) -> Deployment:
+        return self
+
+    async def results_async(self, **_: Any) -> list[dict[str, Any]]:
+        await asyncio.sleep(0.1)
+        return [one.address.to_metadata() for one in self.replicas]
+
+    def options(self, **_: Any) -> Deployment:
+        return self
+
+    def remote(self, node_id: str) -> Any:
+        return SimpleNamespace(cancel=bool)
+
+    async def check(self) -> None:
+        await asyncio.sleep(0.1)
+
+
+def test_a_row_has_one_outcome_wherever_it_or_its_replica_ends(monkeypatch: pytest.MonkeyPatch):
+    async def rows(start: Start) -> None:
+        served, serve = Served(), Deployment()
+        monkeypatch.setattr(serve_lookup, "node_id", lambda: NODE)
+        monkeypatch.setattr(serve_lookup, "find_deployment", lambda app, name: serve)
+        dying, other = [await served.replica(join=False, step_base_ms=200) for _ in range(2)]
+        serve.replicas = [dying]
+        body = b'{"prompt": "hello", "max_tokens": 12, "ignore_eos": true}'
+        row = RowRequest(path="/v1/completions", body=body)
+        replicas = ReplicaSet("app")
+
+        async def send() -> Response:
+            await replicas.start()
+            return await replicas.send(row)
+
+        try:
+            tasks = [start(send()) for _ in range(3)]
+            await asyncio.sleep(1.5)
+            serve.replicas = [dying, other]
+            await asyncio.sleep(3)
+            serve.replicas = [other]
+            dying.engine.die("killed")
+            await dying.listener.close()
+            tasks += [start(send()) for _ in range(2)]
+            _, open_ = await asyncio.wait(tasks, timeout=1000)
+            assert not open_
+            ends = list(map(ended(EngineDead, Unavailable), tasks))
+            assert {end.status for end in ends if isinstance(end, Response)} <= {200}
+            assert sum(isinstance(end, Response) for end in ends[3:]) >= 1
+            await asyncio.sleep(5)
+            assert [(one.id, one.in_flight) for one in replicas._replicas.values()] == [
+                (other.address.replica_id, 0)
+            ]
+            assert (await asyncio.wait_for(send(), 60)).status == 200
+        finally:
+            await replicas.stop()
+            await served.close()
+
+    disturbances = (*DISTURBANCES, LOST, failing(TimeoutError(), "results_async"))
+    assert disturbed(rows, disturbances, also=("_start_replica", "_open_rows")) >= 10

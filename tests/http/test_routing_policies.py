@@ -147,6 +147,11 @@ async def test_an_adapter_keeps_to_its_replica(served: Served):
     assert len({next(iter(replicas)) for replicas in where.values()}) > 1
 
 
+def idle(served: Served) -> bool:
+    """Whether a gateway has learned that nothing runs any more."""
+    return not any(replica.load_tokens for replica in served.table.ready("m"))
+
+
 @pytest.mark.parametrize("policy", ["session_affinity", "prefix_affinity"])
 async def test_two_gateways_that_do_not_talk_send_a_conversation_to_the_same_replica(
     served: Served, policy: str
@@ -160,7 +165,9 @@ async def test_two_gateways_that_do_not_talk_send_a_conversation_to_the_same_rep
         async with served.http() as http, other.http() as elsewhere:
             same = 0
             for i in range(10):
+                await until(lambda: idle(served))
                 first = await post(http, talk(f"user {i}", 0) | {"user": f"user {i}"})
+                await until(lambda: idle(other))
                 same += first == await post(elsewhere, talk(f"user {i}", 1) | {"user": f"user {i}"})
     finally:
         await other.close()

@@ -9,9 +9,11 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from interleaving import DISTURBANCES, Start, disturbed, ended, failing
 
 from penstock import sources
 from penstock.config import LLMConfig
@@ -504,3 +506,34 @@ async def test_a_downloader_without_a_source_is_not_called_empty(caplog: pytest.
     config = LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sim", lora_config={})
     await Source(config, AdapterDownloader).check_listing()
     assert not caplog.text
+
+
+def test_no_slot_is_lost_wherever_a_request_for_an_adapter_ends(tmp_path: Path):
+    async def requests(start: Start) -> None:
+        async with keeping(tmp_path, max_num_adapters_per_replica=2) as kept:
+            takes_a_while: Any = SimpleNamespace(wait=lambda: asyncio.sleep(0.1))
+            kept.engine.may_load = kept.engine.may_unload = takes_a_while
+
+            async def request(name: str) -> None:
+                async with kept.adapters.use(name) as key:
+                    await asyncio.sleep(0.5)
+                    assert key in kept.engine.adapters()
+
+            tasks = [start(request(name)) for name in "abcab"]
+            _, open_ = await asyncio.wait(tasks, timeout=10_000)
+            assert not open_
+            ends = map(ended(RuntimeError, Overloaded), tasks)
+            assert sum(end is None for end in ends) >= 3
+            await asyncio.sleep(300)
+            adapters = kept.adapters
+            assert {name.partition("@")[0] for name in kept.engine.adapters()} >= set(adapters.loaded())
+            assert not [one for one in adapters._current.values() if one.users or not one.in_engine]
+            assert (adapters._slots, adapters._turn.locked()) == (len(adapters.loaded()), False)
+            for name in "abc":
+                await asyncio.wait_for(kept.use(name), 60)
+
+    engine_fails = (
+        failing(RuntimeError("bug"), "load_adapter"),
+        failing(RuntimeError("bug"), "unload_adapter"),
+    )
+    assert disturbed(requests, (*DISTURBANCES, *engine_fails), also=("_load", "_unload")) >= 20

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import random
-import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from interleaving import DISTURBANCES, Start, disturbed, failing
+from interleaving import ended as how_it_ended
 
 from penstock.config import LLMConfig
 from penstock.config.schema.jobs import JobsConfig
@@ -19,13 +21,14 @@ from penstock.data.backends.in_process import InProcessEngine
 from penstock.data.job.protocol import WorkerPool
 from penstock.data.job.worker import InProcessPool
 from penstock.data.journal.index import Index
-from penstock.data.journal.lock import JobLock
 from penstock.data.storage.paths import LocalPath
-from penstock.errors import ModelNotFound, Unavailable
-from penstock.jobs import parameters, runner
+from penstock.errors import ModelNotFound, StorageFull, Unavailable
+from penstock.jobs import files, parameters, runner
 from penstock.jobs.batches import FOLDER, JOURNAL
+from penstock.jobs.files import FileStore
 from penstock.jobs.records import BatchRecord, FileRecord
 from penstock.jobs.replicas import Fleet
+from penstock.jobs.runner import RunningBatch
 from penstock.jobs.service import JobService
 from penstock.jobs.storage import JobStorage
 from penstock.jobs.turns import Standing
@@ -48,6 +51,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_MOST_PAUSE_S", 0.01)
     monkeypatch.setattr(runner, "_ENDING_S", 0.1)
     monkeypatch.setitem(parameters._UNITS, "m", 1)
+    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 def engine(models: Sequence[str], standing: Standing) -> WorkerPool:
@@ -90,9 +94,15 @@ class Service:
         return await self.jobs.files.create("multipart/form-data; boundary=B", pieces())
 
     async def create(self, window: str = "24h", file: FileRecord | None = None) -> BatchRecord:
+        return await self.jobs.create_batch(await self._asked(window, file))
+
+    async def stored(self) -> BatchRecord:
+        """A batch that this process does not run."""
+        return await self.jobs.batches.create(await self._asked())
+
+    async def _asked(self, window: str = "24h", file: FileRecord | None = None) -> bytes:
         file = file or await self.upload()
-        asked = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": window}
-        return await self.jobs.create_batch(json.dumps(asked).encode())
+        return json.dumps({"input_file_id": file.id, "endpoint": CHAT, "completion_window": window}).encode()
 
     async def ended(self, batch_id: str) -> BatchRecord:
         async with asyncio.timeout(20):
@@ -187,50 +197,6 @@ async def test_a_batch_ends_at_its_window_though_every_step_fails_from_some_poin
             assert (record.status, len(record.errors)) in (("expired", 1), ("completed", 0))
 
 
-async def test_a_batch_that_is_cut_off_at_any_step_goes_on_in_the_next_process(
-    tmp_path: Path, faults: Faults
-):
-    steps = await steps_of_a_batch(tmp_path / "whole", faults)
-    loop = asyncio.get_running_loop()
-    for step in range(2, steps, 5):
-        cut = asyncio.Event()
-        async with Service(tmp_path / str(step)) as first:
-            batch = await first.create()
-            fatal = faults.calls + step
-            faults.at = lambda call, name, fatal=fatal: call == fatal
-            faults.fault = lambda cut=cut: loop.call_soon_threadsafe(cut.set)
-            waits = [asyncio.ensure_future(one) for one in (cut.wait(), first.jobs.wait_idle())]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
-                wait.cancel()
-        async with Service(tmp_path / str(step)) as second:
-            second.check_each_once(await second.ended(batch.id))
-
-
-async def test_a_service_that_is_closed_while_it_takes_its_storage_leaves_it_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    asked, go, taken = threading.Event(), threading.Event(), threading.Event()
-    real = JobStorage.lock
-
-    def slowly(storage: JobStorage) -> JobLock:
-        asked.set()
-        go.wait(10)
-        lock = real(storage)
-        taken.set()
-        return lock
-
-    monkeypatch.setattr(JobStorage, "lock", slowly)
-    first = Service(tmp_path)
-    await first.jobs.start()
-    await asyncio.to_thread(asked.wait, 10)
-    asyncio.get_running_loop().call_later(0.1, go.set)
-    await first.jobs.close()
-    assert await asyncio.to_thread(taken.wait, 10)
-    async with asyncio.timeout(10), Service(tmp_path):
-        pass
-
-
 async def test_a_batch_whose_engine_never_comes_ends_at_its_window(tmp_path: Path):
     def gone(models: Sequence[str], standing: Standing) -> WorkerPool:
         raise KeyError(models[0])
@@ -282,3 +248,86 @@ async def test_a_batch_whose_input_is_gone_fails_with_that_reason(tmp_path: Path
         record = await service.ended((await service.create(file=file)).id)
     assert record.status == "failed"
     assert "not in the storage any more" in record.errors[0].message
+
+
+FULL = failing(StorageFull("The storage of files is full."), "to_thread")
+FORM = "multipart/form-data; boundary=B"
+ON_THREADS = ("to_thread", "_keep", "_add", "_write", "_remove", "_create")
+
+
+async def untouched(folder: Path) -> None:
+    """Nothing is written any more, since the next process may hold the lock."""
+
+    def state() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+    before = state()
+    await asyncio.sleep(60)
+    assert state() == before
+
+
+def test_an_upload_leaves_a_file_or_nothing_wherever_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(files, "_FEED_BYTES", 100)
+    folders = itertools.count()
+
+    async def uploads(start: Start) -> None:
+        folder = tmp_path / str(next(folders))
+        store = FileStore(JobsConfig(), JobStorage(str(folder)))
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for piece in (HEAD, b'{"custom_id": "1"}\n' * 20, b"\r\n--B--\r\n"):
+                await asyncio.sleep(0)
+                yield piece
+
+        async def upload() -> FileRecord:
+            return await store.create(FORM, pieces())
+
+        tasks = [start(upload()) for _ in range(2)]
+        await asyncio.wait(tasks, timeout=1000)
+        kept = {end.id for end in map(how_it_ended(StorageFull), tasks) if isinstance(end, FileRecord)}
+        await asyncio.sleep(60)
+        known = {one["id"] for one in store.listed({})["data"]}
+        there = {path.name for path in (folder / files.FOLDER).glob("*")}
+        assert kept <= known
+        assert there == {f"{one}.json{end}" for one in known for end in ("", "l")}
+        assert not store._uploading
+        assert (await upload()).bytes == 380
+
+    assert disturbed(uploads, (*DISTURBANCES, FULL), also=ON_THREADS) >= 20
+
+
+def test_a_batch_goes_on_in_the_next_process_wherever_it_is_cut_off(tmp_path: Path):
+    folders = itertools.count()
+
+    async def batch(start: Start) -> None:
+        folder = tmp_path / str(next(folders))
+        async with Service(folder) as first:
+            record, context = await first.stored(), first.jobs._context
+            task = start(RunningBatch(record.id, context).run())
+            await asyncio.wait([task], timeout=10_000)
+            how_it_ended()(task)
+            assert (context.turns._turns, context.turns._known) == ({}, {})
+        await untouched(folder)
+        async with Service(folder) as second:
+            second.check_each_once(await second.ended(record.id))
+
+    assert disturbed(batch, (*DISTURBANCES, FULL), also=ON_THREADS) >= 35
+
+
+def test_a_service_leaves_its_storage_to_the_next_one_wherever_it_ends(tmp_path: Path):
+    folders = itertools.count()
+
+    async def service(start: Start) -> None:
+        folder = tmp_path / str(next(folders))
+        async with Service(folder) as before:
+            record = await before.stored()
+        owning = start(Service(folder).jobs._own())
+        await asyncio.wait([owning], timeout=3)
+        owning.cancel()
+        await asyncio.wait([owning], timeout=1000)
+        how_it_ended()(owning)
+        await untouched(folder)
+        async with Service(folder) as second:
+            second.check_each_once(await second.ended(record.id))
+
+    assert disturbed(service, (*DISTURBANCES, FULL), also=ON_THREADS) >= 10

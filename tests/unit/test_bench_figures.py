@@ -65,9 +65,9 @@ def test_answer_of_one_token_has_a_ttft_and_no_gap() -> None:
 
 def test_only_what_was_due_in_the_measured_time_counts() -> None:
     found = seen(outcome(1.0, 1.5), outcome(3.0, 4.0))
-    assert found.good == 1
-    assert found.ttft is not None
-    assert found.ttft.max == pytest.approx(1.0)
+    assert found.requests.good == 1
+    assert found.ttft_ms is not None
+    assert found.ttft_ms.max == pytest.approx(1000)
 
 
 def test_rates_count_what_came_in_the_measured_time() -> None:
@@ -91,7 +91,7 @@ def test_broken_answers_are_failures_and_their_tokens_are_worth_nothing() -> Non
         outcome(3.0, error="refused"),
         outcome(3.0, error="refused"),
     )
-    assert (found.good, found.failed) == (1, 3)
+    assert (found.requests.good, found.requests.failed) == (1, 3)
     assert found.output_tokens_per_s == pytest.approx(2 / 10)
     told = [(failure.kind, failure.begun, failure.count) for failure in found.failures]
     assert told == [("refused", False, 2), ("cut", True, 1)]
@@ -99,48 +99,53 @@ def test_broken_answers_are_failures_and_their_tokens_are_worth_nothing() -> Non
 
 def test_unfinished_requests_are_neither_good_nor_failed() -> None:
     found = seen(outcome(3.0, 4.0, error=UNFINISHED), stopped=True)
-    assert (found.good, found.failed, found.unfinished) == (0, 0, 1)
+    assert (found.requests.good, found.requests.failed, found.requests.unfinished) == (0, 0, 1)
 
 
 def test_goodput_counts_requests_that_keep_every_limit() -> None:
     fast, slow_start, stalls = outcome(3, 3.1, 3.2), outcome(3, 4.1, 4.2), outcome(3, 3.1, 5.1)
     found = seen(fast, slow_start, stalls, slo="ttft=200ms,itl=150ms")
-    assert found.kept == 1
-    assert found.goodput == pytest.approx(1 / 10)
+    assert found.kept_slo == 1
+    assert found.goodput_per_s == pytest.approx(1 / 10)
 
 
 def test_failed_requests_are_no_goodput() -> None:
-    assert seen(outcome(3, 3.1, error="cut"), slo="ttft=1s").kept == 0
+    assert seen(outcome(3, 3.1, error="cut"), slo="ttft=1s").kept_slo == 0
 
 
 def test_one_gap_of_a_hundred_may_be_longer_than_the_limit() -> None:
     steady = [3.0 + 0.01 * i for i in range(101)]
     one, two = steady[:-1] + [9.0], steady[:-2] + [9.0, 15.0]
-    assert seen(outcome(3, *one), slo="itl=20ms").kept == 1
-    assert seen(outcome(3, *two), slo="itl=20ms").kept == 0
+    assert seen(outcome(3, *one), slo="itl=20ms").kept_slo == 1
+    assert seen(outcome(3, *two), slo="itl=20ms").kept_slo == 0
 
 
 def test_without_usage_events_are_counted_and_it_is_said() -> None:
     found = seen(outcome(3, 4, 5, tokens=None))
-    assert found.counted_by == "events"
+    assert found.tokens_counted_by == "events"
     assert found.output_tokens_per_s == pytest.approx(2 / 10)
 
 
 def test_cached_share_is_of_all_prompt_tokens() -> None:
     found = seen(outcome(3, 4, cached_tokens=0), outcome(3, 4, cached_tokens=50))
-    assert found.cached == pytest.approx(0.25)
+    assert found.cached_share == pytest.approx(0.25)
 
 
 def test_later_turns_have_a_ttft_of_their_own() -> None:
     found = seen(outcome(3, 4), outcome(4, 4.25, turn=1))
-    assert found.ttft is not None
-    assert found.ttft_later_turns is not None
-    assert (found.ttft.p50, found.ttft_later_turns.p50) == (pytest.approx(1.0), pytest.approx(0.25))
+    assert found.ttft_ms is not None
+    assert found.ttft_later_turns_ms is not None
+    assert (found.ttft_ms.p50, found.ttft_later_turns_ms.p50) == (pytest.approx(1000), pytest.approx(250))
 
 
 def test_level_without_a_single_answer_has_figures_too() -> None:
     found = seen(outcome(3, error="status 500"), slo="ttft=1s")
-    assert (found.good, found.failed, found.ttft, found.goodput) == (0, 1, None, 0.0)
+    assert (found.requests.good, found.requests.failed, found.ttft_ms, found.goodput_per_s) == (
+        0,
+        1,
+        None,
+        0.0,
+    )
 
 
 def test_busy_or_starved_client_is_told() -> None:

@@ -21,7 +21,7 @@ from penstock.data import (
 )
 from penstock.data.pipeline.model_configs import llm_config
 from penstock.data.pipeline.stage_spec import stage_spec
-from penstock.engines.vllm.arguments import lora
+from penstock.engines.vllm.arguments.defaults import lora_faults
 from penstock.errors import BadRequest, ConfigError
 
 
@@ -159,7 +159,7 @@ def test_max_loras_of_rays_programs_are_the_adapters_of_one_engine():
     model = llm_config(config)
     assert model.lora_config.max_num_adapters_per_replica == 1
     assert model.engine_kwargs == {"enable_lora": True}
-    assert lora.faults(model) == []
+    assert lora_faults(model) == []
 
 
 def test_no_credential_of_a_service_is_shown():

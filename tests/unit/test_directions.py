@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.engines.vllm.arguments.names import syntax_tree
+from penstock.engines.vllm.arguments.source import syntax_tree
 
 ROOT = Path(penstock.__file__).parent
 # Each room may import those after it, never those before it. Rooms on one line do not know each other.
@@ -27,7 +27,7 @@ HOUSES: dict[str, list[set[str]]] = {
         {"engine"},
         {"engine_control", "openai", "ray_version", "json_logs"},
         {"asgi", "config", "temporary_folder", "tiers"},
-        {"autoscaling", "errors", "metrics", "on_thread", "processes", "progress"},
+        {"autoscaling", "errors", "metrics", "on_thread", "options", "processes", "progress"},
     ],
     "penstock.serve": [
         {"builders"},

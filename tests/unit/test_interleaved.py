@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from interleaving import Start, cancelled, cancelled_when_woken, disturbed, ended
+from interleaving import CANCELS, DISTURBANCES, Start, disturbed, ended, failing
 
 from penstock.asgi import Message, Receive, Scope, Send
 from penstock.config import LLMConfig
@@ -25,11 +27,16 @@ from penstock.request_context import tier as current_tier
 from penstock.serve.fleet.replica import Tried
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.admission import AdmissionQueue
+from penstock.serve.gateway.body import Fields
 from penstock.serve.gateway.catalogue import ServedModel
+from penstock.serve.gateway.dispatch import Dispatch
 from penstock.serve.gateway.telemetry.timing import Timing
+from penstock.serve.replica.server import LLMServer
 from penstock.serve.replica.tiers.controller import Targets
 from penstock.serve.replica.tiers.layer import ByClass, Turns
 from penstock.serve.replica.tiers.share import BatchShare
+from penstock.serve.router.handle_routing import HandleRouter
+from penstock.serve.router.router import LLMRouter
 from penstock.serve.routing import RoutingRequest, policy
 from penstock.tiers import DEFAULT, FLEX, PRIORITY, Tier
 from penstock.transport.address import Address
@@ -158,4 +165,83 @@ def test_a_job_leaves_its_output_free_wherever_it_is_cancelled(tmp_path: Path):
         acquire_lock(spec.journal).release()
         assert (await run()).ok == 2
 
-    assert disturbed(job, (cancelled, cancelled_when_woken)) > 10
+    assert disturbed(job, CANCELS) > 10
+
+
+async def picks_by_a_router_elsewhere(start: Start) -> None:
+    """Calls that last as long as the requests that they stand for. The last one is never answered."""
+    server, open_calls = object.__new__(LLMServer), list[object]()
+    server._id = "r"
+
+    class Call:
+        """As Serve returns it."""
+
+        def __init__(self) -> None:
+            open_calls.append(self)
+            self._replica = server.routed(None)
+
+        async def __anext__(self) -> str:
+            await asyncio.sleep(1 if len(open_calls) < 3 else 1000)
+            return await anext(self._replica)
+
+        def cancel(self) -> None:
+            open_calls.remove(self)
+
+    handle: Any = SimpleNamespace(routed=SimpleNamespace(remote=lambda request: Call()))
+    handle.options = lambda **_: handle
+    router = HandleRouter(lambda: handle, 30.0)
+
+    async def request() -> str:
+        async with router.chosen(Fields(), "s") as replica:
+            await asyncio.sleep(60)
+            return replica
+
+    tasks = [start(request()) for _ in range(3)]
+    _, open_ = await asyncio.wait(tasks, timeout=1000)
+    assert not open_
+    assert {end for end in map(ended(), tasks) if isinstance(end, str)} <= {"r", ""}
+    assert not open_calls
+    async with asyncio.timeout(100_000):  # of a gateway that died: nobody cancels it
+        assert [replica async for replica in server.routed(None)] == ["r"]
+
+
+def test_a_call_to_a_router_ends_wherever_its_request_does():
+    assert disturbed(picks_by_a_router_elsewhere, (*DISTURBANCES, failing(RuntimeError("bug"), "_ask"))) >= 6
+
+
+async def waking(start: Start) -> None:
+    """Requests for a model without replicas; the first process that is asked to start one never answers."""
+    table, asked = Table("n"), list[str]()
+
+    async def is_sleeping() -> None:
+        asked.append("")
+        await asyncio.sleep(5 if len(asked) > 1 else 1e9)
+        table.set_members("m", {"a": Address("a", "n", None, None, None, "")})
+        (replica,) = table.members("m")
+        table.hello(replica, Hello("m", 1, ""))
+        table.report(replica, LoadReport())
+
+    handle = SimpleNamespace(is_sleeping=SimpleNamespace(remote=is_sleeping))
+    router: Any = SimpleNamespace(_table=table, _shifts=SimpleNamespace(handle=lambda model: handle))
+    links: Any = None
+    dispatch = Dispatch([ServedModel("m", 1)], table, links, "g", 300.0, partial(LLMRouter._wake, router))
+    table.watch(lambda _: None, lambda _: None, dispatch.offer)
+    queue = dispatch._queues["m"]
+
+    async def request() -> str:
+        lease = await queue.acquire(RoutingRequest(tokens=9), Tried(), Timing())
+        queue.release(lease)
+        return lease.replica.id
+
+    tasks = [start(request()) for _ in range(3)]
+    _, open_ = await asyncio.wait(tasks, timeout=5000)
+    assert not open_
+    assert sum(end == "a" for end in map(ended(), tasks)) >= 2
+    await asyncio.sleep(300)
+    assert (len(queue), table.leases("m"), dispatch._waking) == (0, 0, {})
+
+
+def test_a_model_wakes_though_the_first_call_never_ends_wherever_the_second_one_fails():
+    assert (
+        disturbed(waking, (*DISTURBANCES, failing(RuntimeError("bug"), "_wake")), also=("_keep_waking",)) >= 6
+    )

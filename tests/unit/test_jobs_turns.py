@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 import pytest
+from interleaving import Start, disturbed, ended
 
 from penstock.jobs.turns import Claim, Standing, TurnQueue, share
 
@@ -157,3 +158,27 @@ async def test_a_stopped_batch_does_not_wait_for_its_turn():
 async def _enter(queue: TurnQueue, mine: Standing, *, stopped: bool = False) -> None:
     async with queue.turn(mine, lambda: None, stopped=stopped):
         return
+
+
+def test_a_turn_is_given_back_wherever_its_batch_ends():
+    async def batches(start: Start) -> None:
+        queue, running = TurnQueue(1, slice_s=1.0, clock=asyncio.get_running_loop().time), list[str]()
+
+        async def batch(name: str) -> None:
+            async with queue.turn(standing(name), lambda: None, stopped=False):
+                running.append(name)
+                assert len(running) == 1
+                try:
+                    await asyncio.sleep(2)
+                    queue.look()
+                finally:
+                    running.remove(name)
+
+        tasks = [start(batch(name)) for name in "abc"]
+        _, open_ = await asyncio.wait(tasks, timeout=1000)
+        assert not open_
+        assert sum(isinstance(ended()(task), asyncio.CancelledError) for task in tasks) <= 1
+        assert (queue._turns, running) == ({}, [])
+        await asyncio.wait_for(batch("d"), 5)
+
+    assert disturbed(batches) >= 5

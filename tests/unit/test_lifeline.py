@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import select
 import signal
 import subprocess
@@ -70,3 +71,14 @@ def test_process_lives_while_its_owner_lives():
     assert child.wait(LIMIT_S) == -signal.SIGTERM
     parent.kill()
     parent.wait()
+
+
+def test_the_end_of_a_process_is_told_also_when_it_has_ended_before():
+    told: queue.SimpleQueue[int] = queue.SimpleQueue()
+    process = owner()
+    lifeline.when_ended(process.pid, lambda: told.put(1))
+    process.kill()
+    assert told.get(timeout=LIMIT_S) == 1
+    process.communicate()
+    lifeline.when_ended(process.pid, lambda: told.put(2))
+    assert told.get(timeout=LIMIT_S) == 2

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from interleaving import DISTURBANCES, Start, disturbed, ended, failing
 
 from penstock.config import LLMConfig
 from penstock.engine import Progress, no_progress
@@ -41,13 +42,14 @@ class Control:
         self.commands: list[Command] = []
         self.told: ReplicaStatus | None = None
         self.outcomes: dict[int, Outcome] = {}
+        self.pause_s = 0.005
 
     async def follow(self, status, kind, received) -> None:
         while True:
             self.told = status()
             commands, self.commands = tuple(self.commands), []
             received(Update(self.desired, commands))
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(self.pause_s)
 
     def report(self) -> None:
         pass
@@ -61,7 +63,7 @@ class Control:
 
     async def until(self, actual: str, *, error: str = "") -> ReplicaStatus:
         """What was told once the reconciler is there."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(1000 * self.pause_s):
             while (  # noqa: ASYNC110 - nothing tells of it
                 (told := self.told) is None
                 or told.version != self.desired.version
@@ -69,7 +71,7 @@ class Control:
                 or error not in told.error
                 or bool(told.error) != bool(error)
             ):
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(self.pause_s)
         return told
 
 
@@ -329,3 +331,49 @@ async def test_what_an_engine_cannot_do_does_not_keep_it_from_starting():
         told = await control.until("ready", error="It never pauses.")
         assert told.desired.version == 1
         assert not replica.engine.control.is_paused()
+
+
+class Slow(SimEngine):
+    """Each operation takes a second, and has happened in the middle of it."""
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        await super().sleep(level, mode)
+        await asyncio.sleep(1)
+
+    async def wakeup(self) -> None:
+        await super().wakeup()
+        await asyncio.sleep(1)
+
+    async def pause(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
+        await super().pause(mode, clear_cache)
+        await asyncio.sleep(1)
+
+
+def test_the_desired_state_is_reached_wherever_an_operation_ends():
+    async def operations(start: Start) -> None:
+        control = Control(DesiredState())
+        control.pause_s = 1.0
+        async with following(control, Slow) as replica:
+            given = [("sleep", {"level": 1}), ("wakeup", {}), ("pause", {}), ("resume", {})]
+            tasks = [start(replica.reconciler.perform(*one)) for one in given]
+            await asyncio.sleep(0.5)
+            control.want(pause="keep")
+            await asyncio.wait(tasks, timeout=5000)
+            await control.until("paused")
+            tasks.append(start(replica.reconciler.perform("sleep", {"level": 2})))
+            _, open_ = await asyncio.wait(tasks, timeout=5000)
+            assert not open_
+            assert [task for task in tasks if ended(RuntimeError)(task) is None]
+            for changes, actual in (
+                ({"sleep": 2}, "asleep"),
+                ({"sleep": 0}, "paused"),
+                ({"pause": None}, "ready"),
+                ({"sleep": 1}, "asleep"),
+            ):
+                control.want(**changes)
+                assert not (await control.until(actual)).in_transition
+            control.commands = [Command(1, "wakeup", {})]
+            await asyncio.sleep(1.5)  # it is closed in the middle of it
+
+    engine_fails = failing(RuntimeError("bug"), "sleep", "wakeup", "pause")
+    assert disturbed(operations, (*DISTURBANCES, engine_fails), also=("_reach_latest",)) >= 8

@@ -8,7 +8,7 @@ from penstock.config import LLMConfig
 from penstock.engines.process.gauges import Gauges
 from penstock.engines.process.relay import ModelNames
 from penstock.engines.process.wire import Wire
-from penstock.engines.sglang import metrics, parameters, server
+from penstock.engines.sglang import parameters, server
 from penstock.engines.sglang.engine import SGLangEngine
 from penstock.engines.sglang.flags import SGLangOptions, as_process, flags
 from penstock.errors import BadRequest
@@ -149,7 +149,7 @@ def test_metrics_have_vllms_names_beside_sglangs():
         'sglang:prompt_tokens_total{is_streaming="true",model_name="a-b"} 3.0\n'
         'sglang:prompt_tokens_total{is_streaming="false",model_name="a-b"} 4.0\n'
     )
-    text = metrics.exposition(theirs, ModelNames("a:b", "a-b"), Gauges(2, 0))
+    text = server.exposition(theirs, ModelNames("a:b", "a-b"), Gauges(2, 0))
     assert 'sglang:prompt_tokens_total{is_streaming="true",model_name="a:b"} 3.0' in text
     assert 'vllm:num_requests_running{model_name="a:b"} 2' in text
     assert 'vllm:prefix_cache_queries_total{model_name="a:b"} 7.0' in text

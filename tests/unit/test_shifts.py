@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from interleaving import Start, disturbed, failing, held
 
 from penstock.serve.control.state import Routes, RouteStatus
 from penstock.serve.fleet import membership
+from penstock.serve.fleet.replica import Replica
 from penstock.serve.fleet.table import Table
 from penstock.serve.router.traffic_shift import TrafficShifts
 from penstock.transport.address import Address
@@ -22,8 +25,9 @@ HELLO = Hello(model_id="m", pid=1, version="0")
 class Serve:
     """Control, and Serve's news of members, by hand."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, pause_s: float = 0.005) -> None:
         self.table = Table("node")
+        self._pause_s = pause_s
         self.seen: dict[str, Any] = {}
         self.wanted: dict[str, str] = {}
         self.told: dict[str, RouteStatus] = {}
@@ -35,7 +39,7 @@ class Serve:
         while True:
             self.told = status().routes
             received(Routes(dict(self.wanted), {"m": 2}))
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(self._pause_s)
 
     def report(self) -> None:
         pass
@@ -44,8 +48,11 @@ class Serve:
         """A replica of the application is there, and ready."""
         self.seen[application]({replica: Address(replica, "node", f"\0{replica}", None, None, "secret")})
         for member in self.table.members("m"):
-            self.table.hello(member, HELLO)
-            self.table.report(member, LoadReport())
+            self.reports(member)
+
+    def reports(self, member: Replica) -> None:
+        self.table.hello(member, HELLO)
+        self.table.report(member, LoadReport())
 
     async def until_followed(self, application: str) -> None:
         async with asyncio.timeout(10):
@@ -159,3 +166,45 @@ async def test_all_are_known_once_serve_has_named_them_and_each_has_reported(mon
         assert shifts.all_known()
     finally:
         shifts.close()
+
+
+@pytest.mark.parametrize("at_first", [True, False], ids=["before the gateway", "after it"])
+def test_a_move_ends_and_another_model_is_answered_wherever_it_is_held_or_fails(
+    at_first: bool, monkeypatch: pytest.MonkeyPatch
+):
+    async def moves(start: Start) -> None:
+        there = Serve(monkeypatch, pause_s=1.0)
+        wanted = {"m": "next"}
+        there.wanted = wanted if at_first else {}
+        handles = {"m": "own", "other": "others"}
+        shifts = TrafficShifts(there.table, handles, lambda name, application: application, there)
+
+        there.table.watch(there.reports, bool, bool)
+
+        async def begin() -> None:
+            shifts.start()
+
+        async def until(true: Callable[[], object], limit_s: float) -> None:
+            async with asyncio.timeout(limit_s):
+                while not true():  # noqa: ASYNC110 - nothing tells of it
+                    await asyncio.sleep(1)
+
+        await start(begin())
+        try:
+            await until(lambda: "others" in there.seen, 2)
+            await until(lambda: "own" in there.seen, 60)
+            there.runs("own", "old")
+            there.wanted = wanted
+            await until(lambda: "next" in there.seen, 300)
+            there.runs("next", "new")
+            await until(lambda: shifts.handle("m") == "next" and not shifts._shifting, 300)
+            assert [replica.id for replica in there.table.members("m")] == ["new"]
+            there.wanted = {}
+            await until(lambda: shifts.handle("m") == "own" and not shifts._shifting, 300)
+            assert [replica.id for replica in there.table.members("m")] == ["old"]
+        finally:
+            shifts.close()
+        await asyncio.sleep(1)
+
+    no_application = failing(KeyError("next"), "_reach")
+    assert disturbed(moves, (held, no_application), also=("_begin", "_take_over", "_shift")) >= 3

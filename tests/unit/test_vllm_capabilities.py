@@ -13,9 +13,9 @@ from penstock.cli.models.precheck import missing_engine
 from penstock.config import LLMConfig
 from penstock.config.messages import problems
 from penstock.engines import vllm as vllm_engine
+from penstock.engines.vllm.arguments.source import PackageSource
 from penstock.engines.vllm.capabilities import state, version
 from penstock.engines.vllm.capabilities.needs import exactly, fields, has, says, takes
-from penstock.engines.vllm.capabilities.source import PackageSource
 from penstock.engines.vllm.capabilities.state import capabilities, compare
 from penstock.engines.vllm.capabilities.table import CAPABILITIES
 from penstock.engines.vllm.core.process import READ_BY_IMPORTS
@@ -82,13 +82,14 @@ def foreign(tmp_path: Path) -> PackageSource:
 @pytest.mark.parametrize(
     "need",
     [
-        has("core:Core", "core:LIMIT", "core:Core.KIND", "core:Core.queue", "core:Core.stop", "core:Result"),
-        takes("core:Core.__init__", "config", "stats", "anything"),
-        takes("core:Core.step", "request"),
-        exactly("core:Core.step", "request", "wave"),
-        exactly("core:Core.step", "request", new=("wave",)),
-        fields("core:Result", "ident", "text"),
-        fields("core:Result", "ident", new=("text",)),
+        has("core", "Core LIMIT Result Core.KIND"),
+        has("core:Core", "queue stop"),
+        takes("core:Core.__init__(config, stats, anything)"),
+        takes("core:Core.step(request)"),
+        exactly("core:Core.step(request, wave)"),
+        exactly("core:Core.step(request)", new="wave"),
+        fields("core:Result", "ident text"),
+        fields("core:Result", "ident", new="text"),
         says("core", '"core"'),
     ],
 )
@@ -99,13 +100,13 @@ def test_what_is_there_leaves_no_gap(foreign: PackageSource, need: object):
 @pytest.mark.parametrize(
     ("need", "gap"),
     [
-        (has("core:Core", "core:Core.go"), "Core.go is gone"),
-        (has("elsewhere:Core"), "Core is gone"),
-        (takes("core:Core.step", "request", "speed"), "Core.step does not take speed"),
-        (takes("core:Core.step", "wave"), "Core.step requires request"),
-        (exactly("core:Core.step", "request"), "Core.step takes (request, wave), not (request)"),
+        (has("core:Core", "step go"), "Core.go is gone"),
+        (has("elsewhere", "Core"), "Core is gone"),
+        (takes("core:Core.step(request, speed)"), "Core.step does not take speed"),
+        (takes("core:Core.step(wave)"), "Core.step requires request"),
+        (exactly("core:Core.step(request)"), "Core.step takes (request, wave), not (request)"),
         (fields("core:Result", "ident"), "Result has a new field, text"),
-        (fields("core:Result", "ident", "text", "kind"), "Result has no kind"),
+        (fields("core:Result", "ident text kind"), "Result has no kind"),
         (says("core", "READY"), "core does not contain READY"),
     ],
 )

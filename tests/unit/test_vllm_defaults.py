@@ -8,8 +8,8 @@ import pytest
 
 import penstock
 from penstock.config import LLMConfig
-from penstock.engines.vllm.arguments import environment, lora
-from penstock.engines.vllm.arguments.defaults import Shape, with_defaults
+from penstock.engines.vllm.arguments import environment
+from penstock.engines.vllm.arguments.defaults import Shape, lora_faults, with_defaults
 
 
 def shape(source: str, **engine_kwargs: object) -> Shape:
@@ -100,7 +100,7 @@ def test_a_size_that_no_engine_of_these_adapters_can_have_is_refused(accelerator
         lora_config={"dynamic_lora_loading_path": "s3://bucket/adapters", "max_num_adapters_per_replica": 16},
         engine_kwargs={"max_loras": 16, "max_cpu_loras": 16},
     )
-    (fault,) = lora.faults(config)
+    (fault,) = lora_faults(config)
     assert "max_cpu_loras: is 16" in fault
     assert "at least 17" in fault
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import penstock
-from penstock.engines.vllm.arguments.names import syntax_tree
+from penstock.engines.vllm.arguments.source import syntax_tree
 
 ROOT = Path(penstock.__file__).parent
 FILES = {path: path.read_text() for path in ROOT.rglob("*.py")}

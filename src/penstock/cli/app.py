@@ -15,6 +15,7 @@ from penstock import __version__
 from penstock.cli.batch.commands import batch
 from penstock.cli.client.batches import batches
 from penstock.cli.client.bench import bench
+from penstock.cli.client.chat import chat
 from penstock.cli.client.ctl import ctl
 from penstock.cli.client.status import show_models
 from penstock.cli.models.kuberay import kuberay
@@ -25,13 +26,12 @@ from penstock.cli.models.options import (
     Arguments,
     Json,
     Key,
-    Url,
-    by_fields,
     split,
 )
 from penstock.cli.process.failure import fail
 from penstock.cli.version import show_versions
 from penstock.errors import ConfigError, Error
+from penstock.options import by_fields
 
 
 class _Commands(TyperGroup):
@@ -124,27 +124,7 @@ def _serve(arguments: Arguments, signals_fd: int) -> int:
     return run(planned, arguments, signals_fd)
 
 
-@app.command()
-def chat(
-    url: Url = HERE,
-    model: Annotated[str | None, typer.Option(help="Model to talk to.", show_default="the first")] = None,
-    api_key: Key = None,
-    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
-) -> int:
-    """Talk to a running service from the terminal.
-
-    Ctrl-C stops an answer, Ctrl-D ends the conversation. Without a terminal, each input line is a question.
-
-    - `penstock chat`
-    - `penstock chat --url http://gpu-box:8000 --model qwen --system "Answer in one sentence."`
-    - `echo "What is Penstock?" | penstock chat`
-    """
-    from penstock.cli.client.chat import ChatClient
-    from penstock.cli.client.chat import chat as talk
-
-    return talk(ChatClient(url, api_key), sys.stdin, model=model, system=system)
-
-
+app.command()(chat)
 app.command(name="models")(show_models)
 
 
@@ -198,7 +178,7 @@ def check(
 
 
 app.command(name="version")(show_versions)
-app.command()(kuberay)
+app.command()(by_fields(kuberay))
 app.command()(by_fields(bench))
 app.add_typer(batch, name="batch")
 app.add_typer(batches, name="batches")

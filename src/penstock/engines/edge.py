@@ -7,12 +7,13 @@ error: it costs less than a microsecond per token. Knows ASGI, and no engine.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
 from penstock.engines import foreign
 from penstock.errors import EngineDead, Error
-from penstock.openai.errors import form, headers
+from penstock.openai.asgi_response import send_error
+from penstock.openai.errors import form
 
 log = logging.getLogger(__name__)
 
@@ -60,82 +61,57 @@ class Edge:
 
 
 class _Answer:
-    """One response on its way out."""
+    """One response on its way out. Its start is held until the first bytes: a stream that begins with an
+    error can still become a status.
+    """
 
     def __init__(self, edge: Edge, send: Send, path: str) -> None:
         self._edge = edge
         self._send = send
-        self._form = form(path)
         self._path = path
+        self._start: Message = {}
         self._begun = False
-        self._start_held: Message | None = None
         self._ended = False
-        self._refusal: Message | None = None
-        self._pieces: list[bytes] = []
+        self._refusal: list[bytes] = []
 
     async def send(self, message: Message) -> None:
-        if self._begun and not self._ended:
-            if message.get("body", b"").startswith(_ERROR_EVENTS):
-                error = self._edge.heard(message["body"], None)
-                _log_failure(error.status, message["body"])
-                await self._break_off(error)
-            else:
-                await self._pass(message)
-        elif message["type"] == "http.response.start":
-            await self._start(message)
-        elif self._refusal is not None:
-            await self._collect(message)
-
-    async def fail(self, error: Error) -> None:
-        """The app raised: ends the response, unless it has ended."""
-        if self._begun and not self._ended:
-            await self._break_off(error)
-        elif not self._begun and not self._ended:
-            await self._refuse(error, [])
-
-    async def _start(self, message: Message) -> None:
-        if message["status"] < 400:
-            self._begun, self._start_held = True, message
+        body = message.get("body", b"")
+        if self._ended:
+            return  # the app goes on after its error
+        if message["type"] == "http.response.start":
+            self._start = message
+        elif self._start["status"] >= 400:
+            self._refusal.append(body)
+            if not message.get("more_body"):
+                await self._refuse(b"".join(self._refusal))
+        elif body.startswith(_ERROR_EVENTS):
+            error = self._edge.heard(body, None)
+            _log_failure(error.status, body)
+            await self.fail(error)
         else:
-            self._refusal = message
+            if not self._begun:
+                self._begun = True
+                await self._send(self._start)
+            await self._send(message)
 
-    async def _pass(self, message: Message) -> None:
-        """Holds the start until the first bytes: a stream that begins with an error can still become a
-        status.
-        """
-        if self._start_held is not None:
-            start, self._start_held = self._start_held, None
-            await self._send(start)
-        await self._send(message)
+    async def _refuse(self, body: bytes) -> None:
+        status = self._start["status"]
+        kept = [(name, value) for name, value in self._start["headers"] if name.lower() in _KEPT]
+        _log_failure(status, body)
+        better = self._edge.absent(self._path) if status == _NOT_FOUND else None
+        await self.fail(better or self._edge.heard(body, status), kept)
 
-    async def _collect(self, message: Message) -> None:
-        self._pieces.append(message.get("body", b""))
-        if self._refusal is not None and not message.get("more_body"):
-            start, self._refusal = self._refusal, None
-            kept = [(name, value) for name, value in start["headers"] if name.lower() in _KEPT]
-            body = b"".join(self._pieces)
-            _log_failure(start["status"], body)
-            better = self._edge.absent(self._path) if start["status"] == _NOT_FOUND else None
-            await self._refuse(better or self._edge.heard(body, start["status"]), kept)
-
-    async def _refuse(self, error: Error, kept: list[tuple[bytes, bytes]]) -> None:
+    async def fail(self, error: Error, kept: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        """Ends the response, unless it has ended: with a status, or after its first bytes with an event."""
+        if self._ended:
+            return
         self._ended = True
-        error = self._named(error)
-        body = self._form.envelope(error)
-        fields = [*kept, *headers(error, body)]
-        await self._send({"type": "http.response.start", "status": error.status, "headers": fields})
-        await self._send({"type": "http.response.body", "body": body})
-
-    async def _break_off(self, error: Error) -> None:
-        """After the first byte: the error is the stream's last event; ignores the rest from the app."""
-        if self._start_held is not None:
-            return await self._refuse(error, [])
-        self._ended = True
-        return await self._send({"type": "http.response.body", "body": self._form.event(self._named(error))})
-
-    def _named(self, error: Error) -> Error:
-        reason = self._edge.death() if error.status >= 500 else None
-        return EngineDead(reason) if reason else error
+        if error.status >= 500 and (reason := self._edge.death()):
+            error = EngineDead(reason)
+        if self._begun:
+            await self._send({"type": "http.response.body", "body": form(self._path).event(error)})
+        else:
+            await send_error(self._send, error, self._path, kept)
 
 
 def _log_failure(status: int, body: bytes) -> None:

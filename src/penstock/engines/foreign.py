@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from typing import Any, cast
 
-import msgspec
-
+from penstock.asgi import parsed
 from penstock.errors import (
     BadRequest,
     Error,
@@ -35,13 +35,8 @@ _PYDANTIC = re.compile(r"^\d+ validation errors?:")
 _PYDANTIC_SAYS = re.compile(r"""'msg': ('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")
 RETRY_AFTER_S = 1.0
 
-_KINDS: dict[int, type[Error]] = {
-    401: Unauthorized,
-    403: Unsupported,
-    405: MethodNotAllowed,
-    413: TooLarge,
-    429: Overloaded,
-    501: Unsupported,
+_KINDS: Mapping[int, type[Error]] = {403: Unsupported} | {
+    kind.status: kind for kind in (Unauthorized, MethodNotAllowed, TooLarge, Overloaded, Unsupported)
 }
 
 _CODES: dict[str, type[Error]] = {kind.code: kind for kind in (ModelNotFound, PromptTooLong)}
@@ -53,7 +48,8 @@ def heard(body: bytes, status: int | None = None) -> Error:
     if status is None:
         body = body[body.find(b"data: ") + len(b"data: ") :].partition(b"\n")[0]
     message, param = said(body)
-    code = _envelope(body).get("code")
+    fault: Any = (parsed(body) or {}).get("error")
+    code = cast("dict[str, Any]", fault).get("code") if isinstance(fault, dict) else None
     if status is None:
         status = code if isinstance(code, int) else 500
     kind = _CODES.get(str(code))
@@ -78,7 +74,7 @@ def error(status: int, message: str, param: str | None) -> Error:
 
 def said(body: bytes) -> tuple[str, str | None]:
     """The message of a server's error, and the request field that it names."""
-    found = _decode(body)
+    found = parsed(body) or {}
     fault = found.get("error", found)
     if not isinstance(fault, dict):
         return str(fault), None
@@ -114,16 +110,3 @@ def _param(error: dict[str, Any]) -> str | None:
     """FastAPI reports form fields as `body.file`."""
     param = error.get("param")
     return param.removeprefix("body.") if isinstance(param, str) else None
-
-
-def _envelope(body: bytes) -> dict[str, Any]:
-    error = _decode(body).get("error")
-    return cast("dict[str, Any]", error) if isinstance(error, dict) else {}
-
-
-def _decode(body: bytes) -> dict[str, Any]:
-    try:
-        found = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {}
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

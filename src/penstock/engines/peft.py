@@ -118,8 +118,13 @@ def _check_tensors(
         if a[0] != rank:
             raise Broken(f"its {CONFIG} says rank {rank}, its tensors for {layer} have rank {a[0]}")
         here = base.get(f"{layer}.weight")
-        if here is not None or _kind(f"{layer}.weight") in kinds:
-            _check_layer(layer, (b[0], a[1]), here)
+        if here is None and _kind(f"{layer}.weight") in kinds:
+            raise Broken(f"it was made for another model: this one has no {layer}")
+        if here not in (None, (b[0], a[1])):
+            raise Broken(
+                f"it was made for another model: its change of {layer} is for a matrix of {b[0]} x {a[1]}, "
+                f"and here that is {' x '.join(map(str, here))}"
+            )
 
 
 def _kind(name: str) -> str:
@@ -127,13 +132,3 @@ def _kind(name: str) -> str:
     from another version of transformers, or be tied to another layer: that is left to the engine.
     """
     return re.sub(r"\d+", "#", name)
-
-
-def _check_layer(layer: str, made_for: tuple[int, int], here: tuple[int, ...] | None) -> None:
-    if here is None:
-        raise Broken(f"it was made for another model: this one has no {layer}")
-    if here != made_for:
-        raise Broken(
-            f"it was made for another model: its change of {layer} is for a matrix of {made_for[0]} x "
-            f"{made_for[1]}, and here that is {' x '.join(map(str, here))}"
-        )

@@ -3,8 +3,7 @@
 Knows neither Ray nor HTTP nor an engine: replicas, hook deployments and batch call the same code.
 """
 
-from penstock.hooks.context import Context
-from penstock.hooks.hook import Hook, Threads, fault
+from penstock.hooks.hook import Context, Hook, Threads, fault
 from penstock.hooks.loading import POSTPROCESSOR, PREPROCESSOR, problems, takes_two
 from penstock.hooks.result import Meant, meant
 

@@ -7,13 +7,14 @@ import contextvars
 import inspect
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import BadRequest, Error, OwnCodeFailed
 from penstock.hooks import loading
-from penstock.hooks.context import Context, authors_ask
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
@@ -21,6 +22,24 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SHOWN_CHARACTERS = 1000
+
+authors_ask: ContextVar[bool] = ContextVar("authors_ask", default=False)
+"""Whether the hooks' own author runs this task, as in batch: failures are shown, not hidden."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a hook can learn beside the request, if it takes a second argument.
+
+    path: the endpoint, such as `/v1/chat/completions`. headers: names in lower case; no credentials.
+    notes: empty at first; what the preprocessor leaves here, the postprocessor finds.
+    """
+
+    config: LLMConfig
+    path: str = ""
+    request_id: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    notes: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Hook:

@@ -98,10 +98,9 @@ def _check(found: Any, given: Mapping[str, Any]) -> None:
             raise TypeError("it has no method `__call__(self, request)`")
     elif not callable(found):
         raise TypeError("it is not callable")
-    if any(map(inspect.isgeneratorfunction, _codes(called))) or any(
-        map(inspect.isasyncgenfunction, _codes(called))
-    ):
-        raise TypeError("it yields; it must return one value")
+    for code in (called, getattr(called, "__call__", None)):  # noqa: B004 - of an object that is called
+        if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
+            raise TypeError("it yields; it must return one value")
     _check_places(called, 1 if isinstance(found, type) else 0)
 
 
@@ -115,11 +114,6 @@ def _check_places(called: Any, before: int) -> None:
         except TypeError:
             continue
     raise TypeError(f"it takes {signature}; it must take (request) or (request, context)")
-
-
-def _codes(called: Any) -> tuple[Any, Any]:
-    """A function, or the method of an object that is called like one."""
-    return called, getattr(called, "__call__", None)  # noqa: B004
 
 
 def _shown(named: Any) -> str:

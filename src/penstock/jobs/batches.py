@@ -19,6 +19,7 @@ from penstock.jobs.parameters import KEEP_S, Page, expires_after_s, shown, windo
 from penstock.jobs.records import INPUT, BatchRecord, new_id, now_s
 from penstock.jobs.storage import JobStorage
 from penstock.jobs.validation import ENDPOINTS
+from penstock.on_thread import completed
 from penstock.openai.errors import unreadable
 
 FOLDER = "batches"
@@ -162,7 +163,7 @@ class BatchStore:
             before = self.get(batch_id)
             record = changed(before)
             if record is not before:
-                await self._write(record)
+                await completed(self._write(record))
         return record
 
     async def _write(self, record: BatchRecord) -> None:
@@ -173,10 +174,13 @@ class BatchStore:
         """Removes batches that ended so long ago that their files have expired. Raises: Unavailable."""
         for record in list(self._records.values()):
             if record.ended_at is not None and record.ended_at + KEEP_S <= now_s():
-                await asyncio.to_thread(self._storage.remove, FOLDER, record.id)
-                self._records.pop(record.id, None)
-                self.progress.pop(record.id, None)
-                await asyncio.to_thread(self._storage.remove_tree, f"{FOLDER}/{record.id}")
+                await completed(self._remove(record.id))
+
+    async def _remove(self, batch_id: str) -> None:
+        await asyncio.to_thread(self._storage.remove, FOLDER, batch_id)
+        self._records.pop(batch_id, None)
+        self.progress.pop(batch_id, None)
+        await asyncio.to_thread(self._storage.remove_tree, f"{FOLDER}/{batch_id}")
 
 
 def _read(content: bytes, endpoints: Collection[str]) -> CreateBatch:

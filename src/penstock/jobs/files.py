@@ -13,11 +13,12 @@ from typing import Any
 
 from penstock.config.schema.jobs import JobsConfig
 from penstock.data.storage.paths import StoragePath
-from penstock.errors import Conflict, NotFound
+from penstock.errors import Conflict, NotFound, StorageFull
 from penstock.jobs.parameters import KEEP_S, Page, expires_after_s, shown
 from penstock.jobs.records import INPUT, FileRecord, new_id, now_s
 from penstock.jobs.storage import JobStorage
 from penstock.jobs.upload import Upload, check_purpose
+from penstock.on_thread import completed
 
 FOLDER = "files"
 _FEED_BYTES = 1 << 20
@@ -78,7 +79,6 @@ class FileStore:
             await _feed(upload, pieces)
             upload.check()
             keep_s = _checked(upload.fields)
-            await asyncio.to_thread(upload.end)
             record = FileRecord(
                 id=file_id,
                 bytes=upload.size_bytes,
@@ -88,14 +88,25 @@ class FileStore:
                 path=path,
                 expires_at=now_s() + keep_s,
             )
-            await self.add(record)
+            await completed(self._keep(upload, record))
         finally:
             del self._uploading[file_id]
-            await asyncio.to_thread(upload.abort)
+            await completed(asyncio.to_thread(upload.abort))
         return record
+
+    async def _keep(self, upload: Upload, record: FileRecord) -> None:
+        await asyncio.to_thread(upload.end)
+        try:
+            await self._add(record)
+        except StorageFull:
+            await asyncio.to_thread(self._storage.at(record.path).remove)
+            raise
 
     async def add(self, record: FileRecord) -> None:
         """A file whose content is at its path. Raises: StorageFull, Unavailable."""
+        await completed(self._add(record))
+
+    async def _add(self, record: FileRecord) -> None:
         await asyncio.to_thread(self._storage.write, FOLDER, record.id, record)
         self._records[record.id] = record
 
@@ -104,13 +115,13 @@ class FileStore:
         record = self.get(file_id)
         if (batch := self.reader_of(file_id)) is not None:
             raise Conflict(f"The file is the input of '{batch}', which has not ended; cancel that first.")
-        await self._remove(record)
+        await completed(self._remove(record))
         return {"id": file_id, "object": "file", "deleted": True}
 
     async def remove_expired(self) -> None:
         for record in list(self._records.values()):
             if record.expired and self.reader_of(record.id) is None:
-                await self._remove(record)
+                await completed(self._remove(record))
 
     async def _remove(self, record: FileRecord) -> None:
         """From memory first, so that no batch takes it meanwhile; its content last: one without a record is
@@ -120,7 +131,7 @@ class FileStore:
             return
         try:
             await asyncio.to_thread(self._storage.remove, FOLDER, record.id)
-        except BaseException:
+        except Exception:
             self._records[record.id] = record
             raise
         await asyncio.to_thread(self._storage.at(record.path).remove)
@@ -139,8 +150,8 @@ async def _feed(upload: Upload, pieces: AsyncIterator[bytes]) -> None:
         waiting += piece
         if len(waiting) >= _FEED_BYTES:
             data, waiting = bytes(waiting), bytearray()
-            await asyncio.to_thread(upload.feed, data)
-    await asyncio.to_thread(upload.feed, bytes(waiting))
+            await completed(asyncio.to_thread(upload.feed, data))
+    await completed(asyncio.to_thread(upload.feed, bytes(waiting)))
 
 
 def _checked(fields: dict[str, str]) -> int:

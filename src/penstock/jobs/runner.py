@@ -29,6 +29,7 @@ from penstock.jobs.records import OUTPUT, BatchRecord, Fault, FileRecord, Status
 from penstock.jobs.storage import JobStorage
 from penstock.jobs.turns import Standing, TurnQueue
 from penstock.jobs.validation import ENDPOINTS, CheckedInput
+from penstock.on_thread import completed
 
 log = logging.getLogger(__name__)
 
@@ -219,10 +220,14 @@ class RunningBatch(ProgressListener):
             )
 
         await context.batches.change(self._id, ended)
-        await asyncio.to_thread(context.storage.remove_tree, f"{folder}/{JOURNAL}")
         unwanted = ["output.failed.jsonl", *([] if output else ["output.jsonl"])]
-        for name in unwanted:
-            await asyncio.to_thread(context.storage.at(f"{folder}/{name}").remove)
+
+        def remove() -> None:
+            context.storage.remove_tree(f"{folder}/{JOURNAL}")
+            for name in unwanted:
+                context.storage.at(f"{folder}/{name}").remove()
+
+        await completed(asyncio.to_thread(remove))
 
     async def _file(self, record: BatchRecord, file_id: str, path: str, kind: str, rows: int) -> str | None:
         """The id of a file that the batch has written; None for one without lines."""

@@ -20,7 +20,7 @@ from penstock.jobs.runner import BatchContext, MakePool, RunningBatch
 from penstock.jobs.storage import JobStorage
 from penstock.jobs.turns import TurnQueue
 from penstock.jobs.validation import CheckedInput, OwnEndpoints, Resolve, check_input
-from penstock.on_thread import opened
+from penstock.on_thread import completed, opened
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +88,9 @@ class JobService:
 
     async def create_batch(self, content: bytes) -> BatchRecord:
         """Raises: as `BatchStore.create`."""
+        return await completed(self._create(content))  # one that is stored runs
+
+    async def _create(self, content: bytes) -> BatchRecord:
         record = await self.batches.create(content)
         self._run(record)
         return record
@@ -140,8 +143,8 @@ class JobService:
     async def _serve(self, lock: JobLock) -> None:
         """Returns when another process has taken over."""
         try:
-            await asyncio.to_thread(self.files.load)
-            await asyncio.to_thread(self.batches.load)
+            await completed(asyncio.to_thread(self.files.load))  # they remove what is unfinished, so not
+            await completed(asyncio.to_thread(self.batches.load))  # when the lock is another process's
             for record in self.batches.unfinished():
                 self._run(record)
             self._owns = True
@@ -160,6 +163,7 @@ class JobService:
                 await asyncio.sleep(_LOOK_S)
         finally:
             sweeping.cancel()
+            await asyncio.wait({sweeping})
 
     async def _sweep(self) -> None:
         while True:

@@ -7,11 +7,12 @@ off: a token takes no hop more than with `penstock serve`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 import yaml
 
-from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs
+from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs, Settings
 from penstock.config.derive.placement import resolved
 from penstock.errors import ConfigError
 from penstock.kuberay import pods, secrets
@@ -35,8 +36,8 @@ def manifest(serving: LLMServingArgs, site: Site) -> str:
     groups = worker_groups(serving.llm_configs, site.gpus_per_node)
     site.refuse_unused(group.accelerator_type for group in groups)
     documents = [_ray_service(serving, site, groups)]
-    if site.storage:
-        volume = {"storage": site.storage, "storage_class": site.storage_class}
+    if site.volume:
+        volume = {"storage": site.volume, "storage_class": site.storage_class}
         documents.insert(0, part("volume", name=site.name, component="data", **volume))
     if site.redis is None:  # else a head may be evicted: what runs goes on without it
         documents.append(_disruption_budget(site, f"{site.name}-head", "head", 1))
@@ -49,7 +50,7 @@ def _ray_service(serving: LLMServingArgs, site: Site, groups: Sequence[WorkerGro
     port, log_format = serving.gateway.port or DEFAULT_PORT, serving.gateway.log_format
     environment = part(
         "environment",
-        accelerator="cpu" if site.accelerator == "cpu" else None,
+        accelerator="cpu" if Settings.read().accelerator == "cpu" else None,
         log_format=log_format if log_format != "text" else None,
     )
     environment += secrets.variables_of_pods(secrets.referenced(serving.llm_configs), site.secret)
@@ -62,7 +63,7 @@ def _ray_service(serving: LLMServingArgs, site: Site, groups: Sequence[WorkerGro
         name=site.name,
         component="service",
         serve_config=yaml.safe_dump(config, sort_keys=False, width=110),
-        ray_version=site.ray_version,
+        ray_version=site.ray_version or version("ray"),
         redis=site.redis,
         scales=any(group.most > group.least for group in groups) or None,
         head=pods.head(site, **shared),
@@ -159,7 +160,7 @@ def _without_nodes(groups: Sequence[WorkerGroup], site: Site) -> list[str]:
         f"Nothing says which nodes have {kind}; a pod that lands on others takes no replica. Name a label of "
         f"theirs: --node-selector {kind}:KEY=VALUE."
         for kind in types
-        if not site.node_selector(kind)
+        if not site.labels(kind)
     ]
 
 

@@ -5,58 +5,50 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from penstock.errors import ConfigError
+from penstock.options import option
 
 GPU_IMAGE, CPU_IMAGE = "penstock:gpu", "penstock:cpu"
 """Names that the Dockerfiles' own first lines build."""
 
-GPUS_PER_NODE = 8
 LONGEST_NAME = 47
 """KubeRay's limit: it adds a suffix to the names of clusters that it makes for a RayService."""
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _QUANTITY = re.compile(r"[1-9][0-9]*(\.[0-9]+)?([KMGTP]i?)?")
 _ADDRESS = re.compile(r"([\w-]+(\.[\w-]+)*|\[[0-9a-fA-F:]+\]):[1-9][0-9]{0,4}")
-_SELECTOR = re.compile(r"(?:(?P<type>[\w-]+):)?(?P<key>[\w./-]+)=(?P<value>[\w.-]+)")
-
-
-@dataclass(frozen=True, slots=True)
-class NodeSelector:
-    """A label of the nodes that have GPUs of a type, or of all nodes with GPUs where `type` is None."""
-
-    key: str
-    value: str
-    type: str | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> NodeSelector:
-        """`L4:cloud.google.com/gke-accelerator=nvidia-l4`. Raises: ConfigError."""
-        if (found := _SELECTOR.fullmatch(text)) is None:
-            raise ConfigError(
-                f"--node-selector {text!r} must be KEY=VALUE or TYPE:KEY=VALUE, for example "
-                "L4:cloud.google.com/gke-accelerator=nvidia-l4."
-            )
-        return cls(found["key"], found["value"], found["type"])
+_SELECTOR = re.compile(r"(?:([\w-]+):)?([\w./-]+)=([\w.-]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """memory: of each worker pod; None to go by its GPUs. storage: of the volume that all pods share; None
-    for a folder of each pod's own. Sizes as Kubernetes writes them. accelerator: "auto", "cpu" or "gpu".
-    redis: address of the store that keeps the cluster's state while its head is replaced.
+    """What the user wrote. redis: of the store that keeps the cluster's state while its head is replaced.
+
+    Sizes as Kubernetes writes them.
     """
 
-    name: str = "penstock"
-    image: str | None = None
-    accelerator: str = "auto"
-    gpus_per_node: int = GPUS_PER_NODE
-    selectors: tuple[NodeSelector, ...] = ()
-    memory: str | None = None
-    storage: str | None = "200Gi"
-    storage_class: str | None = None
-    ray_version: str = ""
-    redis: str | None = None
+    name: str = option("Name of the RayService.", "penstock")
+    image: str | None = option(
+        "Image of all pods, as the Dockerfiles build it.", show_default="penstock:gpu or penstock:cpu"
+    )
+    accelerator: Literal["auto", "cpu", "gpu"] | None = option(
+        "`cpu` runs every model on CPU.", show_default="by each config, else gpu", case_sensitive=False
+    )
+    gpus_per_node: int = option("GPUs of one node.", 8, min=1)
+    node_selector: list[str] | None = option(
+        "Label of the nodes that have GPUs, of a type or of any.", metavar="[TYPE:]KEY=VALUE"
+    )
+    memory: str | None = option("Memory of each worker pod.", show_default="8Gi, and 24Gi for each GPU")
+    storage: str = option("Size of the volume for models and jobs; `none` keeps them in each pod.", "200Gi")
+    storage_class: str | None = option("Storage class of the volume; several nodes must be able to mount it.")
+    redis: str | None = option(
+        "Redis that keeps the cluster's state: engines go on while the head is replaced. Its password is "
+        "REDIS_PASSWORD in the Secret.",
+        metavar="HOST:PORT",
+    )
+    ray_version: str | None = option("Ray in the image.", show_default="as installed here")
 
     def __post_init__(self) -> None:
         """Raises: ConfigError."""
@@ -65,30 +57,42 @@ class Site:
                 f"--name {self.name!r} must be at most {LONGEST_NAME} lower-case letters, digits and dashes, "
                 "with a letter first."
             )
-        for option, size in (("--memory", self.memory), ("--storage", self.storage)):
+        for flag, size in (("--memory", self.memory), ("--storage", self.volume)):
             if size is not None and not _QUANTITY.fullmatch(size):
-                raise ConfigError(f"{option} {size!r} must be a size such as 64Gi.")
-        if self.storage is None and self.storage_class is not None:
+                raise ConfigError(f"{flag} {size!r} must be a size such as 64Gi.")
+        if self.volume is None and self.storage_class is not None:
             raise ConfigError("--storage-class has no effect with --storage none; leave one of them out.")
-
         if self.redis is not None and not _ADDRESS.fullmatch(self.redis):
             raise ConfigError(f"--redis {self.redis!r} must be HOST:PORT, such as redis.default:6379.")
+        for text in self.node_selector or ():
+            if not _SELECTOR.fullmatch(text):
+                raise ConfigError(
+                    f"--node-selector {text!r} must be KEY=VALUE or TYPE:KEY=VALUE, for example "
+                    "L4:cloud.google.com/gke-accelerator=nvidia-l4."
+                )
+
+    @property
+    def volume(self) -> str | None:
+        """Size of the volume that all pods share; None for a folder of each pod's own."""
+        return None if self.storage == "none" else self.storage
 
     @property
     def secret(self) -> str:
         """Name of the Secret that holds keys and tokens."""
         return f"{self.name}-secrets"
 
-    def node_selector(self, accelerator_type: str | None) -> dict[str, str]:
+    def labels(self, accelerator_type: str | None) -> dict[str, str]:
         """Labels of the nodes for a pod with GPUs of this type."""
-        return {each.key: each.value for each in self.selectors if each.type in (None, accelerator_type)}
+        return {key: value for type, key, value in self._selectors() if type in (None, accelerator_type)}
 
     def refuse_unused(self, types: Iterable[str | None]) -> None:
         """Raises: ConfigError for a selector of a type that no model asks for."""
         known = {type for type in types if type}
-        for each in self.selectors:
-            if each.type is not None and each.type not in known:
+        for named, _, _ in self._selectors():
+            if named is not None and named not in known:
                 has = f"they ask for {', '.join(sorted(known))}" if known else "they name no accelerator_type"
-                raise ConfigError(
-                    f"--node-selector names GPUs of type {each.type}, but no model does; {has}."
-                )
+                raise ConfigError(f"--node-selector names GPUs of type {named}, but no model does; {has}.")
+
+    def _selectors(self) -> list[tuple[str | Any, ...]]:
+        """Of each selector its type, None for all nodes with GPUs, and the label's name and value."""
+        return [found.groups() for text in self.node_selector or () if (found := _SELECTOR.fullmatch(text))]

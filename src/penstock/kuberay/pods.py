@@ -25,7 +25,7 @@ def head(site: Site, **shared: Any) -> dict[str, Any]:
 
 def workers(site: Site, group: WorkerGroup, **shared: Any) -> dict[str, Any]:
     """An entry of KubeRay's `workerGroupSpecs`. shared: as for `head`."""
-    selector = site.node_selector(group.accelerator_type) if group.gpus else {}
+    selector = site.labels(group.accelerator_type) if group.gpus else {}
     brings = (
         {f"accelerator_type:{group.accelerator_type}": 1} if group.accelerator_type and selector else None
     )
@@ -69,7 +69,7 @@ def _pod(
         cpus=str(cpus),
         gpus=str(gpus) if gpus else None,
         selector=selector or None,
-        storage=site.storage,
-        own_folder=None if site.storage else {},
+        storage=site.volume,
+        own_folder=None if site.volume else {},
         **values,
     )

@@ -16,7 +16,6 @@ from penstock.config import LLMConfig
 from penstock.config.derive.placement import Bundle, add
 from penstock.config.derive.prefill import halves
 from penstock.config.schema.processing import own_deployment
-from penstock.errors import ConfigError
 
 _SPREAD = ("SPREAD", "STRICT_SPREAD")
 _LONGEST = 40  # characters of a group's name: pods are named after it
@@ -94,11 +93,9 @@ def _packed(bundles: Sequence[Bundle], strategy: str, gpus_per_node: int) -> lis
 def _refuse_larger(config: LLMConfig, pods: Iterable[Bundle], gpus_per_node: int) -> None:
     gpus = max(pod.get("GPU", 0) for pod in pods)
     if gpus > gpus_per_node:
-        raise ConfigError(
-            config.location.says(
-                f"needs {gpus:g} GPUs of one node, and nodes have {gpus_per_node} (--gpus-per-node). Set "
-                "engine_kwargs.distributed_executor_backend to 'ray' to let it span nodes."
-            )
+        raise config.location.fault(
+            f"needs {gpus:g} GPUs of one node, and nodes have {gpus_per_node} (--gpus-per-node). Set "
+            "engine_kwargs.distributed_executor_backend to 'ray' to let it span nodes."
         )
 
 

@@ -33,7 +33,8 @@ class Direct:
             return await self._app(scope, receive, send)
         try:
             body = await asgi.read_body(receive)
-            answer = await self._engine.respond(scope["path"], body, request_id=_request_id(scope))
+            request_id = asgi.header(scope, _ID).decode("latin-1") or None
+            answer = await self._engine.respond(scope["path"], body, request_id=request_id)
         except asgi.ClientGone:
             return None
         except Error as error:
@@ -52,7 +53,3 @@ def _may_be_plain(scope: Scope) -> bool:
         and prepared_prompt.get() is None
         and all(name in _HARMLESS or (name, value) == _JSON for name, value in scope["headers"])
     )
-
-
-def _request_id(scope: Scope) -> str | None:
-    return next((value.decode("latin-1") for name, value in scope["headers"] if name == _ID), None)

@@ -161,5 +161,4 @@ def _read(body: bytes) -> GenerateRequest:
 
 def _id(scope: Scope) -> str:
     """The request's own id, which the gateway has set."""
-    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    return f"gen-{given.decode('latin-1')}" if given else f"gen-{uuid.uuid4().hex}"
+    return f"gen-{asgi.header(scope, b'x-request-id').decode('latin-1') or uuid.uuid4().hex}"

@@ -17,8 +17,7 @@ from penstock import asgi
 from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
 from penstock.errors import Error
 from penstock.hooks import Context, Hook
-from penstock.layers.hooks import context_of
-from penstock.layers.preprocessing import PATHS
+from penstock.layers.preprocessing import PATHS, context_of
 from penstock.openai.asgi_response import send_error
 from penstock.openai.errors import form
 from penstock.request_context import shortcut

@@ -7,7 +7,7 @@ objects (`request_context.prepared_prompt`), and the request then holds a placeh
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -17,16 +17,21 @@ from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.engine import Prompt
 from penstock.errors import BadRequest, Error, OwnCodeFailed
 from penstock.hooks import Context, Meant, meant
-from penstock.hooks.context import authors_ask
+from penstock.hooks.hook import authors_ask
 from penstock.layers import generation
-from penstock.layers.hooks import HookCall, context_of
 from penstock.openai.asgi_response import send_error
+from penstock.openai.paths import ENGINE_PATHS
 from penstock.request_context import PreparedPrompt, prepared_prompt
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
 
 log = logging.getLogger(__name__)
+
+HookCall = Callable[[Any, Context], Awaitable[Any]]
+"""A hook, wherever it runs."""
+
+_KEY = "penstock.context"
 
 GENERATING: Mapping[str, str] = {
     "/v1/chat/completions": "messages",
@@ -39,31 +44,23 @@ GENERATING: Mapping[str, str] = {
 }
 """Paths where an engine prompt may stand in for the request's own input, and the field that holds that."""
 
-EDITING = (
-    "/v1/chat/completions/batch",
-    "/cohere/v2/chat",
-    "/inference/v1/generate",
-    "/generative_scoring",
-    "/v1/systemone",
-    "/v1/embeddings",
-    "/v2/embed",
-    "/pooling",
-    "/classify",
-    "/v1/score",
-    "/score",
-    "/v1/rerank",
-    "/v2/rerank",
-    "/rerank",
-)
-"""Paths where a request can be edited, but the engine makes the prompt."""
-
-PATHS = frozenset({*GENERATING, *EDITING})
+_NO_PROMPT = ("tokenize", "render", "/audio/transcriptions", "/audio/translations")
+PATHS = frozenset({*GENERATING, *(path for path in ENGINE_PATHS if not path.endswith(_NO_PROMPT))})
+"""Paths where a request can be edited; at those that are not in `GENERATING` the engine makes the prompt."""
 
 _OWN_NAMES: Mapping[str, Mapping[str, str]] = {
     "/v1/responses": {"max_tokens": "max_output_tokens"},
     "/v1/messages": {"stop": "stop_sequences"},
 }
 """Endpoints with other names for a sampling parameter than chat completions."""
+
+
+def context_of(scope: Scope, config: LLMConfig) -> Context:
+    """The context of a request, shared by all layers."""
+    if _KEY not in scope:
+        fields = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        scope[_KEY] = Context(config, scope["path"], fields.get("x-request-id", ""), fields)
+    return scope[_KEY]
 
 
 class Preprocessing:

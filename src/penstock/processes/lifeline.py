@@ -4,13 +4,11 @@ The kernel reports the end through a pidfd, so it works for any process, not onl
 depend on the thread that started this one, as PR_SET_PDEATHSIG does.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import threading
 from collections.abc import Callable
-from typing import NoReturn
+from functools import partial
 
 ORPHANED = 86
 """Exit status of a process whose owner ended first."""
@@ -26,24 +24,30 @@ def tie_to(pid: int, cleanup: Callable[[], None] = lambda: None) -> None:
     A pid that was reused before this call cannot be told from the old process: call it early.
     A second call for the same process does nothing.
     """
-    if pid in _tied:
-        return
-    _tied.add(pid)
+    if pid not in _tied:
+        _tied.add(pid)
+        when_ended(pid, partial(_end, cleanup))
+
+
+def when_ended(pid: int, then: Callable[[], None]) -> None:
+    """Calls `then`, on a thread of its own, as soon as process `pid` has ended; at once if it already has."""
     try:
-        owner = os.pidfd_open(pid)
+        process = os.pidfd_open(pid)
     except ProcessLookupError:
-        _end(cleanup)
-    threading.Thread(target=_end_with, args=(owner, cleanup), name=f"lifeline to {pid}", daemon=True).start()
+        then()
+    else:
+        threading.Thread(target=_wait, args=(process, then), name=f"end of {pid}", daemon=True).start()
 
 
-def _end_with(owner: int, cleanup: Callable[[], None]) -> None:
+def _wait(process: int, then: Callable[[], None]) -> None:
     ended = select.poll()
-    ended.register(owner, select.POLLIN)
+    ended.register(process, select.POLLIN)
     ended.poll()
-    _end(cleanup)
+    os.close(process)
+    then()
 
 
-def _end(cleanup: Callable[[], None]) -> NoReturn:
+def _end(cleanup: Callable[[], None]) -> None:
     try:
         cleanup()
     finally:

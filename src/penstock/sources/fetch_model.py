@@ -51,9 +51,11 @@ def tokenizer_files(names: Iterable[str]) -> list[str]:
 
 def is_here(config: LLMConfig) -> bool:
     """Whether there is nothing to fetch."""
-    loading = config.model_loading_config
-    sources = [config.model_source, *([loading.tokenizer_source] if loading.tokenizer_source else [])]
-    return all(isinstance(one, str) and not _is_ours(one, config) for one in sources) and not _extra(config)
+    model, tokenizer = config.model_loading_config.model_source, config.model_loading_config.tokenizer_source
+    if isinstance(model, BucketSource) and model.extra_files:
+        return False
+    sources = [config.model_source, *([tokenizer] if tokenizer else [])]
+    return all(isinstance(one, str) and not _is_ours(one, config) for one in sources)
 
 
 def with_local_sources(config: LLMConfig, files: Only = model_files, watch: Watch = silent) -> LLMConfig:
@@ -84,19 +86,14 @@ def _is_ours(source: str, config: LLMConfig) -> bool:
     return "://" in source or source.startswith(("/", "./", "../", "~")) or is_hub_id(source)
 
 
-def _extra(config: LLMConfig) -> bool:
-    model = config.model_loading_config.model_source
-    return isinstance(model, BucketSource) and bool(model.extra_files)
-
-
 @on_every_node
 def _folder(
     source: str | BucketSource, revision: str | None, only: Only, limit_s: float, *, watch: Watch = silent
 ) -> str:
     bucket = source if isinstance(source, BucketSource) else BucketSource(bucket_uri=source)
-    uri = (
-        f"{bucket.bucket_uri}@{revision}" if revision and is_hub_id(bucket.bucket_uri) else bucket.bucket_uri
-    )
+    uri = bucket.bucket_uri
+    if revision and is_hub_id(uri):
+        uri = f"{uri}@{revision}"
     extra = [(one.bucket_uri, one.destination_path) for one in bucket.extra_files]
     within = [(origin, to) for origin, to in extra if not Path(to).is_absolute()]
     folder = fetch(uri, within, timeout_s=limit_s, only=only, watch=watch)

@@ -34,7 +34,8 @@ class FsspecSource:
         self._alone = self.shown.rpartition("/")[2]  # its name if it is a file: no signature is part of it
 
     def files(self) -> list[File]:
-        found = [self._file(path, info) for path, info in self._find().items()]
+        self._fs.invalidate_cache()  # a listing that fsspec keeps would hide every change
+        found = [self._file(path, info) for path, info in self._fs.find(self._path, detail=True).items()]
         if not found:
             self._fs.ls(self._path)  # says why: `find` takes every failure for an empty folder
         if self.shown not in _unversioned and not all(file.version for file in found):
@@ -53,10 +54,6 @@ class FsspecSource:
         counting = _Counting(count)
         self._fs.get_file(path, str(to), callback=counting)
         count(max(0, end - counting.came))  # some file systems report no progress
-
-    def _find(self) -> dict[str, dict[str, Any]]:
-        self._fs.invalidate_cache()  # a listing that fsspec keeps would hide every change
-        return self._fs.find(self._path, detail=True)
 
     def _file(self, path: str, info: dict[str, Any]) -> File:
         if info.get("size") is None:  # a listing of a web server has only names

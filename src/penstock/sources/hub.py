@@ -51,10 +51,18 @@ class Hub:
         self._below = f"{self.folder}/" if self.folder else ""
 
     def files(self) -> list[File]:
-        return [file for file in self._all() if file.name]
+        from huggingface_hub import HfApi
+
+        api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+        info = api.model_info(self.repository, revision=self.revision, files_metadata=True)
+        return sorted(
+            File(name.removeprefix(self._below), entry.size or 0, entry.blob_id or info.sha or "")
+            for entry in info.siblings or ()
+            if (name := entry.rfilename).startswith(self._below)
+        )
 
     def children(self, holding: str) -> list[str]:
-        return within(self._all(), holding)
+        return within(self.files(), holding)
 
     def copy(self, file: File, to: Path, start: int, end: int, count: Count) -> None:
         raise NotImplementedError("The hub's client copies into a cache of its own.")
@@ -90,17 +98,6 @@ class Hub:
             **options,
         )
         return Path(folder) / self.folder
-
-    def _all(self) -> list[File]:
-        from huggingface_hub import HfApi
-
-        api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
-        info = api.model_info(self.repository, revision=self.revision, files_metadata=True)
-        return sorted(
-            File(entry.rfilename.removeprefix(self._below), entry.size or 0, entry.blob_id or info.sha or "")
-            for entry in info.siblings or ()
-            if entry.rfilename.startswith(self._below)
-        )
 
 
 def _bar(count: Count) -> Callable[..., Any]:

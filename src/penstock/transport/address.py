@@ -1,10 +1,8 @@
 """Address of a replica's listener: set by the replica, published by Serve, read by gateways."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Self
 
 KEEP_ALIVE_S = 75
 """Seconds that a listener keeps a connection open between two requests."""
@@ -31,7 +29,7 @@ class Address:
         return asdict(self)
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any]) -> Address:
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> Self:
         """Ignores other keys: a subclass of `LLMServer` may publish more."""
         return cls(**{name: metadata[name] for name in cls.__slots__})
 

@@ -6,12 +6,11 @@ normal:512:0.3        mean and coefficient of variation (standard deviation by m
 lognormal:512:0.8     the same, with the long tail of real traffic
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass
 from random import Random
+from typing import Self
 
 from penstock.errors import ConfigError
 
@@ -29,9 +28,9 @@ class Length:
     high: float
 
     @classmethod
-    def parse(cls, text: str, option: str) -> Length:
+    def parse(cls, text: str, option: str) -> Self:
         """Raises: ConfigError that names `option`."""
-        found: Length | None = None
+        found: Self | None = None
         if text.isascii() and text.isdigit():
             found = cls("even", int(text), int(text))
         elif match := _RANGE.fullmatch(text):

@@ -1,9 +1,8 @@
 """The service under test: where it is, and the head of a request to it."""
 
-from __future__ import annotations
-
 import ssl
 from dataclasses import dataclass
+from typing import Self
 from urllib.parse import SplitResult, urlsplit
 
 from penstock.errors import ConfigError
@@ -46,7 +45,7 @@ class Target:
     verify: bool = True
 
     @classmethod
-    def parse(cls, url: str, api_key: str | None = None, *, verify: bool = True) -> Target:
+    def parse(cls, url: str, api_key: str | None = None, *, verify: bool = True) -> Self:
         """From a URL with or without scheme, `/v1` and endpoint. Raises: ConfigError."""
         parts = parsed(url)
         tls = parts.scheme == "https"

@@ -4,11 +4,10 @@ Short common words are one token in nearly every vocabulary. `probe` learns from
 have the same number of tokens, which number that is, and how many tokens the chat template adds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Self
 
 _COMMON = """
 the and for are but not you all any can had her was one our out day get has him his how man new now old
@@ -37,7 +36,7 @@ class TokenScale:
     exact: bool = False
 
     @classmethod
-    def of(cls, short: tuple[int, int], long: tuple[int, int]) -> TokenScale:
+    def of(cls, short: tuple[int, int], long: tuple[int, int]) -> Self:
         """From two texts: (words, tokens by the service's count)."""
         (words, tokens), (more_words, more_tokens) = short, long
         slope = (more_tokens - tokens) / (more_words - words)

@@ -32,7 +32,8 @@ def measure(options: BenchOptions, files: Files, *, fail_on_errors: bool = False
     ]
     for path, _ in writers:
         _refuse_unwritable(path)
-    with Screen(sys.stderr) as screen:
+    screen = Screen(sys.stderr)
+    with screen.bar:
         result = run(settings, screen)
     print_tables(result, sys.stdout)
     for path, write in writers:
@@ -53,5 +54,5 @@ def _refuse_unwritable(path: Path | None) -> None:
 def _code(result: Result, fail_on_errors: bool) -> int:
     if result.stopped:
         return _STOPPED
-    failed = any(figures.failed for figures in result.figures)
-    return int(not any(figures.good for figures in result.figures) or (fail_on_errors and failed))
+    failed = any(figures.requests.failed for figures in result.figures)
+    return int(not any(figures.requests.good for figures in result.figures) or (fail_on_errors and failed))

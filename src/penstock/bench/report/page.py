@@ -49,12 +49,10 @@ def _asset(name: str) -> str:
 def _data(figures: Figures, measured: Measured) -> dict[str, Any]:
     """What the plots of one level are drawn from."""
     return {
-        "load": figures.level.title,
-        "seconds": figures.seconds,
+        "load": figures.load,
         "tokens_per_s": figures.output_tokens_per_s,
-        "ttft_p50_ms": 1e3 * figures.ttft.p50 if figures.ttft else None,
-        "ttft_p99_ms": 1e3 * figures.ttft.p99 if figures.ttft else None,
-        "tpot_p50_ms": 1e3 * figures.tpot.p50 if figures.tpot else None,
+        "ttft_p50_ms": figures.ttft_ms and figures.ttft_ms.p50,
+        "ttft_p99_ms": figures.ttft_ms and figures.ttft_ms.p99,
         "distributions": distributions(measured),
         "points": asdict(first_tokens(measured, figures)),
         "series": asdict(over_time(measured, figures)),

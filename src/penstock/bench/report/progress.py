@@ -1,7 +1,5 @@
 """What the terminal shows while a run goes on: a bar for each level; lines where nobody looks."""
 
-from __future__ import annotations
-
 import time
 from typing import TextIO
 
@@ -18,12 +16,12 @@ _RECENT_S = 2.0
 
 
 class Screen(Watcher):
-    """Progress on `out`. Use it as a context."""
+    """Progress on `out`. `bar`: a context, in which it is drawn."""
 
     def __init__(self, out: TextIO) -> None:
         self._console = Console(file=out, highlight=False)
         self._live = self._console.is_terminal
-        self._progress = Progress(
+        self.bar = Progress(
             TextColumn("{task.description:>14}"),
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
@@ -34,13 +32,6 @@ class Screen(Watcher):
         self._task = TaskID(0)
         self._tally = Tally()
 
-    def __enter__(self) -> Screen:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        self._progress.stop()
-
     def found(self, result: Result) -> None:
         form = result.work.form
         self._say(f"{form.model} at {result.settings.target.url}{form.path}")
@@ -50,7 +41,7 @@ class Screen(Watcher):
     def begin(self, level: Level) -> None:
         self._tally = Tally()
         if self._live:
-            self._task = self._progress.add_task(level.title, total=1.0, seen="")
+            self._task = self.bar.add_task(level.title, total=1.0, seen="")
         else:
             self._say(f"{level.title}: begun")
 
@@ -59,15 +50,16 @@ class Screen(Watcher):
             self._tally.take(measured.outcomes)
             share = _share(measured.level, time.monotonic() - measured.start, self._tally.counted)
             seen = self._tally.text(time.monotonic(), measured.open)
-            self._progress.update(self._task, completed=share, seen=seen)
+            self.bar.update(self._task, completed=share, seen=seen)
 
     def end(self, figures: Figures) -> None:
-        seen = f"{figures.good} good, {figures.failed} failed, {figures.output_tokens_per_s:,.0f} tok/s"
+        counts, speed = figures.requests, figures.output_tokens_per_s
+        seen = f"{counts.good} good, {counts.failed} failed, {speed:,.0f} tok/s"
         if self._live:
-            self._progress.update(self._task, completed=1.0, seen=seen)
-            self._progress.stop_task(self._task)
+            self.bar.update(self._task, completed=1.0, seen=seen)
+            self.bar.stop_task(self._task)
         else:
-            self._say(f"{figures.level.title}: {seen}")
+            self._say(f"{figures.load}: {seen}")
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)

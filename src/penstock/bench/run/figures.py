@@ -4,21 +4,19 @@ What counts is what was due in the measured time. Latencies are those of complet
 request was due. Rates count what came in the measured time, of complete answers only.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
-from penstock.bench.load.arrivals import Level
 from penstock.bench.load.outcome import UNFINISHED, RequestOutcome, RequestTiming
 from penstock.bench.load.workers import Measured
 from penstock.bench.run.slo import SLO
 
-BUSY = 0.8
+_BUSY = 0.8
 """Share of a core from which on a worker is taken to be the bottleneck."""
-LATE_S = 0.01
+_LATE_MS = 10.0
 """Lag of the event loop at p99 from which on latencies are doubted."""
 
 
@@ -35,9 +33,9 @@ class Spread:
     max: float
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> Spread | None:
-        """None without values."""
-        ordered = sorted(values)
+    def of(cls, values: Iterable[float], scale: float = 1.0) -> Self | None:
+        """Of the values times `scale`; None without values."""
+        ordered = sorted(scale * value for value in values)
         if not ordered:
             return None
         mean = math.fsum(ordered) / len(ordered)
@@ -67,52 +65,61 @@ class FailureGroup:
 class ClientStrain:
     """The client itself. cpu: of its busiest worker, as share of a core; machine_cpu: of all cores.
 
-    late_s: how long after it was due a request was sent; None in a closed loop, where that is the same.
+    sent_late_ms: how long after it was due a request was sent; None in a closed loop, where that is the same.
     """
 
     workers: int
     cpu: float
-    lag_s: Spread | None
-    late_s: Spread | None
     machine_cpu: float
+    loop_late_ms: Spread | None
+    sent_late_ms: Spread | None
+    was_bottleneck: bool
+    waited_for_a_core: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCounts:
+    """What became of the requests of a level."""
+
+    good: int
+    failed: int
+    unfinished: int
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One level. Latencies in seconds; rates per second of `seconds`."""
+    """One level, as it is written as JSON, but for `begin`. Rates are per second of `seconds`."""
 
-    level: Level
     begin: float
+    load: str
+    concurrency: int | None
+    rate: float | None
+    warmup_s: float
     seconds: float
-    good: int
-    failed: int
-    unfinished: int
+    stopped_early: bool
+    requests: RequestCounts
     requests_per_s: float
     input_tokens_per_s: float
     output_tokens_per_s: float
     tokens_per_event: float
-    counted_by: str
+    tokens_counted_by: str
+    cached_share: float | None
     prompt_tokens: Spread | None
     completion_tokens: Spread | None
-    cached: float | None
-    ttft: Spread | None
-    ttft_later_turns: Spread | None
-    itl: Spread | None
-    tpot: Spread | None
-    e2e: Spread | None
-    kept: int | None
+    ttft_ms: Spread | None
+    ttft_later_turns_ms: Spread | None
+    itl_ms: Spread | None
+    tpot_ms: Spread | None
+    e2e_ms: Spread | None
+    goodput_per_s: float | None
+    kept_slo: int | None
     failures: tuple[FailureGroup, ...]
-    strain: ClientStrain
-    stopped: bool
-
-    @property
-    def goodput(self) -> float | None:
-        """Requests per second that kept the SLO."""
-        return None if self.kept is None or not self.seconds else self.kept / self.seconds
+    client: ClientStrain
 
 
 def figures(measured: Measured, slo: SLO | None) -> Figures:
     """Everything about one level."""
+    level = measured.level
     counted = [outcome for outcome in measured.outcomes if outcome.counted]
     good = [outcome for outcome in counted if outcome.good]
     failed = [outcome for outcome in counted if not outcome.good and outcome.error != UNFINISHED]
@@ -124,30 +131,33 @@ def figures(measured: Measured, slo: SLO | None) -> Figures:
     by_usage = all(outcome.completion_tokens is not None for outcome in good)
     first_turns = [timing for timing, outcome in zip(timings, good, strict=True) if not outcome.turn]
     later_turns = [timing for timing, outcome in zip(timings, good, strict=True) if outcome.turn]
+    kept = None if slo is None else sum(slo.kept(timing) for timing in timings)
     return Figures(
-        level=measured.level,
         begin=begin,
+        load=level.title,
+        concurrency=level.concurrency,
+        rate=level.rate,
+        warmup_s=level.warmup_s,
         seconds=seconds,
-        good=len(good),
-        failed=len(failed),
-        unfinished=len(counted) - len(good) - len(failed),
+        stopped_early=measured.stopped,
+        requests=RequestCounts(len(good), len(failed), len(counted) - len(good) - len(failed)),
         requests_per_s=sum(begin <= outcome.ended <= end for outcome in complete) / seconds,
         input_tokens_per_s=read / seconds,
         output_tokens_per_s=_output_tokens(complete, begin, end) / seconds,
         tokens_per_event=_ratio(sum(o.tokens() for o in good), sum(o.event_count() for o in good)) or 1.0,
-        counted_by="usage" if by_usage and good else "events",
+        tokens_counted_by="usage" if by_usage and good else "events",
+        cached_share=_cached(good),
         prompt_tokens=Spread.of(o.prompt_tokens for o in good if o.prompt_tokens is not None),
         completion_tokens=Spread.of(o.tokens() for o in good),
-        cached=_cached(good),
-        ttft=Spread.of(timing.ttft for timing in first_turns),
-        ttft_later_turns=Spread.of(timing.ttft for timing in later_turns),
-        itl=Spread.of(gap for timing in timings for gap in timing.gaps),
-        tpot=Spread.of(timing.tpot for timing in timings if timing.tpot is not None),
-        e2e=Spread.of(timing.e2e for timing in timings),
-        kept=None if slo is None else sum(slo.kept(timing) for timing in timings),
+        ttft_ms=Spread.of((timing.ttft for timing in first_turns), 1e3),
+        ttft_later_turns_ms=Spread.of((timing.ttft for timing in later_turns), 1e3),
+        itl_ms=Spread.of((gap for timing in timings for gap in timing.gaps), 1e3),
+        tpot_ms=Spread.of((timing.tpot for timing in timings if timing.tpot is not None), 1e3),
+        e2e_ms=Spread.of((timing.e2e for timing in timings), 1e3),
+        goodput_per_s=None if kept is None else kept / seconds,
+        kept_slo=kept,
         failures=_failures(failed),
-        strain=_strain(measured, counted),
-        stopped=measured.stopped,
+        client=_strain(measured, counted),
     )
 
 
@@ -185,12 +195,16 @@ def _failures(failed: Sequence[RequestOutcome]) -> tuple[FailureGroup, ...]:
 
 def _strain(measured: Measured, counted: Sequence[RequestOutcome]) -> ClientStrain:
     closed = measured.level.concurrency is not None
+    cpu = max((strain.cpu for strain in measured.strains), default=0.0)
+    late_ms = Spread.of((lag for strain in measured.strains for lag in strain.lags_s), 1e3)
     return ClientStrain(
         workers=len(measured.strains),
-        cpu=max((strain.cpu for strain in measured.strains), default=0.0),
-        lag_s=Spread.of(lag for strain in measured.strains for lag in strain.lags_s),
-        late_s=None if closed else Spread.of(max(0.0, o.sent - o.due) for o in counted),
+        cpu=cpu,
         machine_cpu=measured.machine_cpu,
+        loop_late_ms=late_ms,
+        sent_late_ms=None if closed else Spread.of((max(0.0, o.sent - o.due) for o in counted), 1e3),
+        was_bottleneck=cpu > _BUSY,
+        waited_for_a_core=late_ms is not None and late_ms.p99 > _LATE_MS,
     )
 
 

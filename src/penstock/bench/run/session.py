@@ -36,7 +36,7 @@ class Result:
 
     @property
     def stopped(self) -> bool:
-        return any(level.stopped for level in self.figures)
+        return any(level.stopped_early for level in self.figures)
 
 
 class Watcher:

@@ -1,14 +1,12 @@
 """What the user wrote, checked before anything is sent, as the plan and the levels of a run."""
 
-from __future__ import annotations
-
 import math
 import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -37,7 +35,7 @@ class BenchSettings:
     options: BenchOptions = field(repr=False)
 
     @classmethod
-    def of(cls, options: BenchOptions) -> BenchSettings:
+    def of(cls, options: BenchOptions) -> Self:
         """Raises: ConfigError."""
         _refuse_contradictions(options)
         target = Target.parse(options.url, options.api_key, verify=not options.insecure)

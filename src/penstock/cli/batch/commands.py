@@ -5,18 +5,20 @@ from __future__ import annotations
 import difflib
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
+from msgspec.structs import replace
 from typer.core import TyperGroup
 
-from penstock.cli.batch import options
-from penstock.cli.models.options import CommandOptions, split
-from penstock.cli.process.failure import fail
+from penstock.cli.batch.options import EnginesToUse, NewEngines, RowOptions, RunOptions
+from penstock.cli.models.options import CommandOptions, Json, split
 from penstock.errors import BadRequest, ConfigError, Error
+from penstock.options import by_fields
 
 _HELP = """
 Run every row of a file through a model, without losing any.
@@ -60,210 +62,142 @@ batch = typer.Typer(
 )
 
 
+_Inputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders, globs.")]
+_NewOutput = Annotated[
+    str, typer.Option("--output", "-o", help="A file, or a folder of part files when it ends with /.")
+]
+_Output = Annotated[str, typer.Argument(metavar="OUTPUT", help="The output of the job.")]
+_DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check all rows and show the first prompts; send nothing.")
+]
+
+
+@contextmanager
+def _in_words() -> Generator[None]:
+    """What is not an error of ours ends the command with a sentence, too."""
+    from penstock.cli.batch.run import sentence
+
+    try:
+        yield
+    except Error:
+        raise
+    except Exception as error:
+        print(f"penstock batch: {sentence(error)}", file=sys.stderr)
+        sys.exit(1)
+
+
 @batch.command(name="run", hidden=True, help=_HELP, context_settings={"ignore_unknown_options": True})
+@by_fields
 def run(
     context: typer.Context,
-    words: options.Inputs,
-    output: options.NewOutput,
-    model: options.Model = None,
-    url: options.Url = None,
-    app: options.App = None,
-    deployment: options.Deployment = None,
-    submit: options.Submit = None,
-    window: options.Window = None,
-    api_key: options.Key = None,
-    replicas: options.Replicas = None,
-    engine: options.Engine = None,
-    accelerator: options.Accelerator = None,
-    address: options.Address = None,
-    concurrency: options.Concurrency = None,
-    task: options.Task = "generate",
-    prompt: options.Prompt = None,
-    system: options.System = None,
-    no_chat: options.NoChat = False,
-    max_tokens: options.MaxTokens = None,
-    param: options.Param = None,
-    input_form: options.InputForm = None,
-    answer_column: options.AnswerColumn = None,
-    limit: options.Limit = None,
-    reuse: options.Reuse = "exact",
-    reuse_from: options.ReuseFrom = None,
-    no_group_prefixes: options.NoGroupPrefixes = False,
-    no_read_files: options.NoReadFiles = False,
-    attempts: options.Attempts = 3,
-    deadline: options.Deadline = None,
-    max_seconds: options.MaxSeconds = None,
-    max_total_tokens: options.MaxTotalTokens = None,
-    max_failures: options.MaxFailures = None,
-    dry_run: options.DryRun = False,
-    report: options.Report = None,
-    price_input: options.PriceIn = None,
-    price_output: options.PriceOut = None,
-    fail_on_errors: options.FailOnErrors = False,
-    verbose: options.Verbose = False,
-) -> None:
-    from penstock.data.job.spec import EngineSpec, JobSpec
+    words: _Inputs,
+    output: _NewOutput,
+    engines: NewEngines,
+    rows: RowOptions,
+    options: RunOptions,
+    dry_run: _DryRun = False,
+) -> int:
+    from penstock.data.job.spec import JobSpec
 
     inputs, engine_words = split(words)
-    if submit is not None:
-        _submit(context, inputs, engine_words)
-    try:
-        _refuse_idle("without --submit", {"--window": window})
-        _refuse_idle("without --prompt" if prompt is None else None, {"--system": system})
-        _refuse_idle("with --reuse off" if reuse == "off" else None, {"--reuse-from": reuse_from})
+    with _in_words():
+        if engines.submit is not None:
+            return _submit(context, inputs, engine_words)
+        without_prompt = "without --prompt" if rows.prompt is None else None
+        _refuse_idle("without --submit", {"--window": rows.window})
+        _refuse_idle(without_prompt, {"--system": rows.system})
+        _refuse_idle("with --reuse off" if rows.reuse == "off" else None, {"--reuse-from": rows.reuse_from})
         spec = JobSpec(
-            inputs=inputs,
-            output=output,
-            engines=_engines(
-                engine_words,
-                EngineSpec(
-                    url=url,
-                    app=app,
-                    deployment=deployment,
-                    model=model,
-                    replicas=replicas or 0,
-                    engine=engine,
-                    accelerator=accelerator,
-                    address=address,
-                    concurrency=concurrency or 64,
-                ),
-                {"--concurrency": concurrency},
-                _command(context),
-            ),
-            input_form=input_form,
-            answer_column=answer_column,
-            kind=task,
-            template=prompt,
-            system=system,
-            chat=not no_chat,
-            prompts_as_messages=not no_chat and prompt is None and task == "generate",
-            defaults=_defaults(param or [], max_tokens),
-            group_prefixes=not no_group_prefixes,
-            reuse=reuse,
-            reuse_from=reuse_from,
-            read_files=not no_read_files,
-            max_attempts=attempts,
-            deadline_s=deadline,
-            limit=limit,
+            inputs=tuple(map(_absolute_url, inputs)),
+            output=_absolute_url(output),
+            engines=_engines(engine_words, engines, _command(context)),
+            input_form=rows.input_form,
+            answer_column=rows.answer_column,
+            kind=rows.task,
+            template=rows.prompt,
+            system=rows.system,
+            chat=not rows.no_chat,
+            prompts_as_messages=not rows.no_chat and rows.prompt is None and rows.task == "generate",
+            defaults=_defaults(rows.param or [], rows.max_tokens),
+            group_prefixes=not rows.no_group_prefixes,
+            reuse=rows.reuse,
+            reuse_from=None if rows.reuse_from is None else _absolute_url(rows.reuse_from),
+            read_files=not rows.no_read_files,
+            max_attempts=rows.attempts,
+            deadline_s=rows.deadline,
+            limit=options.limit,
         )
-        spec = _absolute(spec)
         if dry_run:
             from penstock.cli.batch.run import dry_run as check_rows
 
-            sys.exit(check_rows(spec))
-    except Exception as error:
-        _fail(error)
-    _start(context, output, spec=spec)
+            return check_rows(spec)
+    return _start(context, output, engines, options, spec=spec)
 
 
 @batch.command(context_settings={"ignore_unknown_options": True})
+@by_fields
 def resume(
     context: typer.Context,
     words: Annotated[list[str], typer.Argument(metavar="OUTPUT", help="The output of the job.")],
+    engines: EnginesToUse,
+    options: RunOptions,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed rows again.")] = False,
-    model: options.Model = None,
-    url: options.Url = None,
-    app: options.App = None,
-    deployment: options.Deployment = None,
-    api_key: options.Key = None,
-    replicas: options.Replicas = None,
-    address: options.Address = None,
-    limit: options.Limit = None,
-    max_seconds: options.MaxSeconds = None,
-    max_total_tokens: options.MaxTotalTokens = None,
-    max_failures: options.MaxFailures = None,
-    report: options.Report = None,
-    price_input: options.PriceIn = None,
-    price_output: options.PriceOut = None,
-    fail_on_errors: options.FailOnErrors = False,
-    verbose: options.Verbose = False,
-) -> None:
+) -> int:
     """Continue a job that was stopped or killed; with other engines, where options name some."""
-    from msgspec.structs import replace
-
     from penstock.data.job.job import Job
-    from penstock.data.job.spec import EngineSpec
 
     outputs, engine_words = split(words)
-    try:
+    with _in_words():
         if len(outputs) != 1:
             raise ConfigError(f"Give one output, not {len(outputs)}.")
-        engines = None
+        chosen, given = None, engines
         output = _absolute_url(outputs[0])
         began = Job.load_spec(output).engines
-        if model and (began.url or began.app) and not (url or app or replicas or engine_words):
-            engines = replace(began, model=model)
-        elif model or url or app or engine_words:
-            given = EngineSpec(
-                url=url, app=app, deployment=deployment, model=model, replicas=replicas or 0, address=address
-            )
-            engines = _engines(engine_words, given, {}, _command(context))
-        elif replicas or deployment:
-            engines = _changed(began, replicas, deployment)
-    except Exception as error:
-        _fail(error)
-    _start(context, output, engines=engines, url=url, limit=limit, retry_failed=retry_failed)
+        named = given.url or given.app or engine_words
+        if given.model and (began.url or began.app) and not (named or given.replicas):
+            chosen = replace(began, model=given.model)
+        elif given.model or named:
+            chosen = _engines(engine_words, given, _command(context))
+        elif given.replicas or given.deployment:
+            chosen = _changed(began, given.replicas, given.deployment)
+    return _start(context, output, engines, options, engines=chosen, retry_failed=retry_failed)
 
 
 @batch.command()
-def status(
-    output: options.Output,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+def status(output: _Output, as_json: Json = False) -> int:
     """Show the progress of a job: rows by state, tokens, errors by kind."""
     from penstock.cli.batch.run import status as show_status
 
-    try:
-        code = show_status(_absolute_url(output), as_json=json)
-    except Exception as error:
-        _fail(error)
-    sys.exit(code)
+    with _in_words():
+        return show_status(_absolute_url(output), as_json=as_json)
 
 
 _SUBMIT = frozenset({"words", "output", "submit", "window", "api_key", "fail_on_errors"})
 """Options that --submit goes with."""
 
 
-def _submit(context: typer.Context, inputs: tuple[str, ...], engine_words: tuple[str, ...]) -> NoReturn:
-    """Sends the input to a service's Batches API, and exits."""
+def _submit(context: typer.Context, inputs: tuple[str, ...], engine_words: tuple[str, ...]) -> int:
+    """Sends the input to a service's Batches API."""
     from penstock.cli.batch.submit import submit
 
     given = context.params
-    try:
-        for param in context.command.params:
-            source = context.get_parameter_source(param.name or "")
-            if param.name not in _SUBMIT and source is not None and source.name == "COMMANDLINE":
-                _refuse_idle("with --submit", {param.opts[0]: True})
-        _refuse_idle("with --submit", dict.fromkeys(engine_words[:1], True))
-        code = submit(
-            inputs,
-            given["output"],
-            given["submit"],
-            given["api_key"],
-            given["window"],
-            fail_on_errors=given["fail_on_errors"],
-        )
-    except Exception as error:
-        _fail(error)
-    sys.exit(code)
+    for param in context.command.params:
+        source = context.get_parameter_source(param.name or "")
+        if param.name not in _SUBMIT and source is not None and source.name == "COMMANDLINE":
+            _refuse_idle("with --submit", {param.opts[0]: True})
+    _refuse_idle("with --submit", dict.fromkeys(engine_words[:1], True))
+    names = ("output", "submit", "api_key", "window")
+    return submit(inputs, *(given[name] for name in names), fail_on_errors=given["fail_on_errors"])
 
 
-def _start(context: typer.Context, output: str, **job: Any) -> None:
-    """Runs a job with the limits, prices and other options that `run` and `resume` share, and exits."""
+def _start(context: typer.Context, output: str, given: EnginesToUse, options: RunOptions, **job: Any) -> int:
+    """Runs a job. Gives its exit code."""
     from penstock.cli.batch.run import STOP_S, BatchRun
     from penstock.cli.batch.run import run as run_job
     from penstock.cli.process import guard
-    from penstock.data.job.report import Limits, Prices
 
-    given = context.params
-    prices = given["price_input"], given["price_output"]
     batch_run = BatchRun(
-        _absolute_url(output),
-        _command(context),
-        limits=Limits(given["max_seconds"], given["max_total_tokens"], given["max_failures"]),
-        prices=Prices(prices[0] or 0.0, prices[1] or 0.0) if prices != (None, None) else None,
-        **{name: given[name] for name in ("report", "api_key", "fail_on_errors", "verbose")},
-        **job,
+        _absolute_url(output), _command(context), options, url=given.url, api_key=given.api_key, **job
     )
     code = guard.guarded(partial(run_job, batch_run), stop_s=STOP_S)
     if code - 128 in set(signal.Signals) - set(guard.STOPS):
@@ -273,21 +207,12 @@ def _start(context: typer.Context, output: str, **job: Any) -> None:
             f"are in '{output.rstrip('/')}.journal': run the same command to continue.",
             file=sys.stderr,
         )
-    sys.exit(code)
+    return code
 
 
 def _command(context: typer.Context) -> CommandOptions:
     words = [word for param in context.command.params for word in param.opts if word.startswith("--")]
     return CommandOptions("penstock batch", tuple(words))
-
-
-def _fail(error: Exception) -> NoReturn:
-    from penstock.cli.batch.run import sentence
-
-    if isinstance(error, Error):
-        fail("batch", error)
-    print(f"penstock batch: {sentence(error)}", file=sys.stderr)
-    sys.exit(1)
 
 
 def _refuse_idle(where: str | None, options: Mapping[str, Any]) -> None:
@@ -299,30 +224,20 @@ def _refuse_idle(where: str | None, options: Mapping[str, Any]) -> None:
 
 def _changed(began: Any, replicas: int | None, deployment: str | None) -> Any:
     """The engines of a job that was begun, but for what is asked now. Raises: ConfigError."""
-    from msgspec.structs import replace
-
     _refuse_idle(None if began.cli_args else "on a job that starts no engines", {"--replicas": replicas})
     _refuse_idle(None if began.app else "on a job without --app", {"--deployment": deployment})
     return replace(began, replicas=replicas or began.replicas, deployment=deployment or began.deployment)
 
 
-def _engines(words: tuple[str, ...], given: Any, more: Mapping[str, Any], command: CommandOptions) -> Any:
-    """`given`, checked: it names one of engines, service and application. more: options that are not in it.
-
-    Raises: ConfigError.
-    """
-    from msgspec.structs import replace
-
+def _engines(words: tuple[str, ...], given: EnginesToUse, command: CommandOptions) -> Any:
+    """The engines, service or application that is named. Raises: ConfigError."""
     from penstock.cli.models.engine_arguments import with_own_options
+    from penstock.data.job.spec import EngineSpec
 
-    address = None if given.address in ("", "local") else given.address
     if given.url is not None and given.app is not None:
         raise ConfigError("Give --url or --app, not both.")
-    engine_options = {
-        "--replicas": given.replicas or None,
-        "--engine": given.engine,
-        "--accelerator": given.accelerator,
-    }
+    engine_options = {f"--{name}": getattr(given, name) for name in ("replicas", "engine", "accelerator")}
+    more = {"--concurrency": given.concurrency}
     if given.url is not None:
         _refuse_idle("with --url", {**engine_options, "--deployment": given.deployment})
     elif given.app is not None:
@@ -330,16 +245,30 @@ def _engines(words: tuple[str, ...], given: Any, more: Mapping[str, Any], comman
     else:
         _refuse_idle("without --app", {"--deployment": given.deployment})
         _refuse_idle("without --url", more)
+    spec = EngineSpec(
+        url=given.url,
+        app=given.app,
+        deployment=given.deployment,
+        model=given.model,
+        replicas=given.replicas or 0,
+        engine=given.engine,
+        accelerator=given.accelerator,
+        address=None if given.address in ("", "local") else given.address,
+        concurrency=given.concurrency or 64,
+    )
+    text = None
     if given.url is not None or given.app is not None:
-        if words:
-            text = f"{words[0]} is not an option of `penstock batch` with --url or --app."
-            raise with_own_options(ConfigError(text), words, command)
-        return replace(given, address=address)
-    if given.model is None and given.engine != "sim":
+        if not words:
+            return spec
+        text = f"{words[0]} is not an option of `penstock batch` with --url or --app."
+    elif given.model is None and given.engine != "sim":
         text = "Name the engines: --model MODEL, --url URL or --app NAME (--model demo to try)."
+    if text is not None:
         raise with_own_options(ConfigError(text), words, command)
-    cli_args = (_absolute_path(given.model or ""), *words)
-    return replace(given, cli_args=cli_args, model=None, address=address)
+    model = given.model or ""
+    if model and Path(model).exists():  # from any working directory; hub ids stay
+        model = str(Path(model).absolute())
+    return replace(spec, cli_args=(model, *words), model=None)
 
 
 def _defaults(params: list[str], max_tokens: int | None) -> dict[str, Any]:
@@ -364,21 +293,8 @@ def _defaults(params: list[str], max_tokens: int | None) -> dict[str, Any]:
     return found
 
 
-def _absolute(spec: Any) -> Any:
-    """The same from any working directory: the job may be resumed in another one."""
-    from msgspec.structs import replace
-
-    inputs = tuple(_absolute_url(one) for one in spec.inputs)
-    reuse_from = None if spec.reuse_from is None else _absolute_url(spec.reuse_from)
-    return replace(spec, inputs=inputs, output=_absolute_url(spec.output), reuse_from=reuse_from)
-
-
 def _absolute_url(path: str) -> str:
+    """The same from any working directory: the job may be resumed in another one."""
     from penstock.data.storage.paths import absolute
 
     return absolute(path)
-
-
-def _absolute_path(model: str) -> str:
-    """A model's folder or a config's file from any working directory; hub ids stay."""
-    return str(Path(model).absolute()) if model and Path(model).exists() else model

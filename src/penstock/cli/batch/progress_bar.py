@@ -1,7 +1,5 @@
 """What the terminal shows while a batch job runs: a bar and its speed; lines where nobody looks."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -18,12 +16,12 @@ _MOST_KINDS = 3
 
 
 class Meter(ProgressListener):
-    """Progress on `out`. Use it as a context."""
+    """Progress on `out`. `bar`: a context, in which it is drawn."""
 
     def __init__(self, out: TextIO) -> None:
         self._console = Console(file=out, highlight=False)
         self._live = self._console.is_terminal
-        self._progress = Progress(
+        self.bar = Progress(
             BarColumn(bar_width=24),
             TextColumn("{task.fields[seen]}"),
             console=self._console,
@@ -36,19 +34,12 @@ class Meter(ProgressListener):
         self._lined = time.monotonic()
         self._phases: dict[str, str] = {}
 
-    def __enter__(self) -> Meter:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        self._progress.stop()
-
     def on_start(self, output: str, inputs: Sequence[str], rows: int | None) -> None:
         what = f"'{inputs[0]}'" if len(inputs) == 1 else f"{len(inputs)} files"
         counted = "" if rows is None else f", {rows:,} rows"
         self.on_message(f"Input: {what}{counted}. Output: '{output}'.")
         if self._live:
-            self._task = self._progress.add_task("", total=rows, seen="starting")
+            self._task = self.bar.add_task("", total=rows, seen="starting")
 
     def on_phase(self, worker: str, phase: str) -> None:
         if self._phases.get(worker) != phase:
@@ -62,7 +53,7 @@ class Meter(ProgressListener):
         if self._task is not None:
             done = stats.before + stats.completed
             seen = self._pace.text(stats)
-            self._progress.update(self._task, total=stats.total, completed=done, seen=seen)
+            self.bar.update(self._task, total=stats.total, completed=done, seen=seen)
         elif stats.completed and now - self._lined > _LINE_S:
             self._lined = now
             self.on_message(self._pace.text(stats))

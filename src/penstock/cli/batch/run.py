@@ -16,6 +16,7 @@ from typing import cast
 
 import msgspec
 
+from penstock.cli.batch.options import RunOptions
 from penstock.cli.batch.progress_bar import Meter
 from penstock.cli.batch.summary import shown
 from penstock.cli.models import precheck
@@ -49,23 +50,16 @@ _ONE_SIGNAL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class BatchRun:
-    """The options of one run. spec: None to continue the job of `output`; then url and limit are as given to
-    `resume`.
-    """
+    """One run. spec: None to continue the job of `output`; then url is as given to `resume`."""
 
     output: str
     command: CommandOptions
+    options: RunOptions
     spec: JobSpec | None = None
     engines: EngineSpec | None = None
-    limits: Limits | None = None
-    prices: Prices | None = None
-    limit: int | None = None
-    report: str | None = None
     url: str | None = None
     api_key: str | None = None
     retry_failed: bool = False
-    fail_on_errors: bool = False
-    verbose: bool = False
 
 
 def run(batch_run: BatchRun, signals_fd: int) -> int:
@@ -74,7 +68,7 @@ def run(batch_run: BatchRun, signals_fd: int) -> int:
     """
     try:
         folder = Path(tempfile.mkdtemp(prefix="penstock-batch-"))
-        output = redirect_output(None if batch_run.verbose else folder / "batch.log")
+        output = redirect_output(None if batch_run.options.verbose else folder / "batch.log")
     except OSError as error:
         print(f"penstock batch: no log can be written: {_os_error(error)}. Set TMPDIR.", file=sys.stderr)
         return _FAILED
@@ -90,10 +84,9 @@ def run(batch_run: BatchRun, signals_fd: int) -> int:
 
 def _run(batch_run: BatchRun, signals_fd: int, output: Output) -> int:
     spec = _spec(batch_run)
-    if batch_run.report is not None and not Path(batch_run.report).absolute().parent.is_dir():
-        raise ConfigError(
-            f"--report {batch_run.report}: there is no folder '{Path(batch_run.report).parent}'."
-        )
+    options = batch_run.options
+    if options.report is not None and not (folder := Path(options.report).parent).is_dir():
+        raise ConfigError(f"--report {options.report}: there is no folder '{folder}'.")
     if manifest.read(spec.journal) is None:
         find_job_input(spec)  # before an engine is asked, and Ray imported
     if (plan := plan_of(spec.engines)) is not None:
@@ -108,33 +101,39 @@ def _run(batch_run: BatchRun, signals_fd: int, output: Output) -> int:
     if (done := finished_report(before, spec, retry_failed=batch_run.retry_failed)) is not None:
         print(f"penstock batch: '{batch_run.output}' is finished; nothing was run.", file=output.err)
         return _ended(batch_run, done, output, whole=False)
-    with Meter(output.err) as meter:
+    meter = Meter(output.err)
+    with meter.bar:
         pool = make_worker_pool(
             spec.engines,
             config,
             kind=spec.kind,
             api_key=batch_run.api_key,
-            verbose=batch_run.verbose,
+            verbose=options.verbose,
             on_message=meter.on_message,
         )
         job = Job(
             spec,
             pool,
-            limits=batch_run.limits,
+            limits=Limits(options.max_seconds, options.max_total_tokens, options.max_failures),
             listener=meter,
-            prices=batch_run.prices,
+            prices=_prices(options),
             retry_failed=batch_run.retry_failed,
         )
         done = asyncio.run(_signalled(job, signals_fd, meter))
     return _ended(batch_run, done, output)
 
 
+def _prices(options: RunOptions) -> Prices | None:
+    given = options.price_input, options.price_output
+    return Prices(given[0] or 0.0, given[1] or 0.0) if given != (None, None) else None
+
+
 def _ended(batch_run: BatchRun, done: JobReport, output: Output, *, whole: bool = True) -> int:
     """Shows the report. Gives the exit code."""
     print("\n".join(shown(done, whole=whole)), file=output.out)
-    if batch_run.report is not None:
-        Path(batch_run.report).write_bytes(msgspec.json.format(msgspec.json.encode(done)) + b"\n")
-    code = _code(done, fail_on_errors=batch_run.fail_on_errors)
+    if batch_run.options.report is not None:
+        Path(batch_run.options.report).write_bytes(msgspec.json.format(msgspec.json.encode(done)) + b"\n")
+    code = _code(done, fail_on_errors=batch_run.options.fail_on_errors)
     if code:
         print(f"penstock batch: {_why(done)}", file=output.err)
     return code
@@ -158,8 +157,8 @@ def _spec(batch_run: BatchRun) -> JobSpec:
         if batch_run.engines is not None:
             engines = _with_model(batch_run.engines, spec.engines)
             spec = msgspec.structs.replace(spec, engines=engines)
-        if batch_run.limit is not None:
-            spec = msgspec.structs.replace(spec, limit=batch_run.limit)
+        if batch_run.options.limit is not None:
+            spec = msgspec.structs.replace(spec, limit=batch_run.options.limit)
         if batch_run.api_key is not None and spec.engines.url != batch_run.url:
             journal = JobSpec(inputs=(), output=batch_run.output).journal
             _check_key_recipient(spec.engines.url, journal, batch_run.api_key)

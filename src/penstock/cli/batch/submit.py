@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import openai
@@ -24,13 +25,12 @@ from penstock.errors import ConfigError, Error, Unavailable
 
 _FAILED, _INTERRUPTED = 1, 130
 _LOOK_S = 1.0
-_AWAY_S = 300.0
-"""Without an answer of the service, before the command gives up; the batch goes on."""
+_RETRIES = 45
+"""The command gives up after some five minutes without an answer of the service; the batch goes on."""
 
 _SHOWN_FAULTS = 10
 _WINDOW = "24h"
 _ENDED = ("completed", "failed", "expired", "cancelled")
-_Answer = TypeVar("_Answer")
 
 
 class _Submitted(msgspec.Struct):
@@ -65,52 +65,35 @@ def submit(
     source, to = Path(inputs[0]), Path(output)
     parts = parsed(url)
     base = f"{parts.scheme}://{parts.netloc}{parts.path}/v1"
-    client = _Client(openai.OpenAI(base_url=base, api_key=api_key or "none", max_retries=0), url)
+    api = openai.OpenAI(base_url=base, api_key=api_key or "none", max_retries=0)
     note = to.with_name(f"{to.name}.batch.json")
     try:
-        known = _known(source, to, note, url, window) or _uploaded(
-            client, source, note, url, window or _WINDOW
-        )
-        batch = _batch(client, source, note, known)
-        with Meter(sys.stderr) as meter:
-            batch = _waited(client, batch, meter, str(source), output)
-        return _ended(client, batch, to, note, fail_on_errors=fail_on_errors)
+        with _errors_of(url):
+            known = _known(source, to, note, url, window)
+            batch = _batch(api, source, note, known or _uploaded(api, source, note, url, window or _WINDOW))
+            api = api.with_options(max_retries=_RETRIES)  # through a restart of the service
+            meter = Meter(sys.stderr)
+            with meter.bar:
+                batch = _waited(api, batch, meter, str(source), output)
+            return _ended(api, batch, to, note, fail_on_errors=fail_on_errors)
     except KeyboardInterrupt:
         print(f"penstock batch: {_left(note)}", file=sys.stderr)
         return _INTERRUPTED
 
 
-class _Client:
-    """OpenAI's client with our errors."""
-
-    def __init__(self, client: openai.OpenAI, url: str) -> None:
-        self.api, self._url = client, url
-
-    def ask(self, call: Callable[[openai.OpenAI], _Answer]) -> _Answer:
-        """Raises: Unavailable; Error with the service's sentence."""
-        try:
-            return call(self.api)
-        except openai.APIStatusError as error:
-            kind = Unavailable if error.status_code >= 500 else Error
-            body: Any = error.body
-            raise kind(
-                str(body["message"]) if isinstance(body, dict) and "message" in body else str(error)
-            ) from error
-        except openai.APIConnectionError as error:
-            raise Unavailable(
-                f"Nothing answers at {self._url}; start a service with `penstock serve`."
-            ) from error
-
-    def ask_again(self, call: Callable[[openai.OpenAI], _Answer]) -> _Answer:
-        """The same, through a restart of the service. Raises: as `ask`."""
-        until = time.monotonic() + _AWAY_S
-        while True:
-            try:
-                return self.ask(call)
-            except Unavailable:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(_LOOK_S)
+@contextmanager
+def _errors_of(url: str) -> Generator[None]:
+    """OpenAI's client with our errors. Raises: Unavailable; Error with the service's sentence."""
+    try:
+        yield
+    except openai.APIStatusError as error:
+        kind = Unavailable if error.status_code >= 500 else Error
+        body: Any = error.body
+        raise kind(
+            str(body["message"]) if isinstance(body, dict) and "message" in body else str(error)
+        ) from error
+    except openai.APIConnectionError as error:
+        raise Unavailable(f"Nothing answers at {url}; start a service with `penstock serve`.") from error
 
 
 def _known(source: Path, to: Path, note: Path, url: str, window: str | None) -> _Submitted | None:
@@ -135,30 +118,26 @@ def _known(source: Path, to: Path, note: Path, url: str, window: str | None) -> 
     return known
 
 
-def _uploaded(client: _Client, source: Path, note: Path, url: str, window: str) -> _Submitted:
+def _uploaded(api: openai.OpenAI, source: Path, note: Path, url: str, window: str) -> _Submitted:
     """Sends the file. It is noted before the batch is asked for, so that no batch is ever lost."""
     _endpoint(source)
     with source.open("rb") as content:
-        file = client.ask(lambda api: api.files.create(file=content, purpose="batch"))
+        file = api.files.create(file=content, purpose="batch")
     known = _Submitted(url, None, _identity(source), file.id, window)
     _write(note, known)
     return known
 
 
-def _batch(client: _Client, source: Path, note: Path, known: _Submitted) -> Any:
+def _batch(api: openai.OpenAI, source: Path, note: Path, known: _Submitted) -> Any:
     """The batch of the uploaded file: noted, found at the service, or created."""
-    if (batch_id := known.batch_id) is not None:
-        return client.ask(lambda api: api.batches.retrieve(batch_id))
-    batch = client.ask(lambda api: _of_file(api, known.file_id))
+    if known.batch_id is not None:
+        return api.batches.retrieve(known.batch_id)
+    batch = next((one for one in api.batches.list(limit=100) if one.input_file_id == known.file_id), None)
     if batch is None:
         given: Any = {"endpoint": _endpoint(source), "completion_window": known.window}
-        batch = client.ask(lambda api: api.batches.create(input_file_id=known.file_id, **given))
+        batch = api.batches.create(input_file_id=known.file_id, **given)
     _write(note, msgspec.structs.replace(known, batch_id=batch.id))
     return batch
-
-
-def _of_file(api: openai.OpenAI, file_id: str) -> Any:
-    return next((one for one in api.batches.list(limit=100) if one.input_file_id == file_id), None)
 
 
 def _write(note: Path, known: _Submitted) -> None:
@@ -205,28 +184,33 @@ def _endpoint(source: Path) -> str:
         ) from error
 
 
-def _waited(client: _Client, batch: Any, meter: Meter, source: str, output: str) -> Any:
+def _waited(api: openai.OpenAI, batch: Any, meter: Meter, source: str, output: str) -> Any:
     """The batch when it has ended."""
-    batch_id: str = batch.id
     stats = RunStats(total=batch.request_counts.total or None)
     meter.on_start(output, [source], stats.total)
-    meter.on_message(f"Batch {batch_id}. Ctrl-C leaves it running.")
+    meter.on_message(f"Batch {batch.id}. Ctrl-C leaves it running.")
     while batch.status not in _ENDED:
         time.sleep(_LOOK_S)
-        batch = client.ask_again(lambda api: api.batches.retrieve(batch_id))
+        batch = api.batches.retrieve(batch.id)
         counts = batch.request_counts
         stats.total, stats.ok, stats.failed = counts.total or None, counts.completed, counts.failed
         meter.on_tick(stats)
     return batch
 
 
-def _ended(client: _Client, batch: Any, to: Path, note: Path, *, fail_on_errors: bool) -> int:
+def _ended(api: openai.OpenAI, batch: Any, to: Path, note: Path, *, fail_on_errors: bool) -> int:
     """Fetches the files of the batch. Gives the exit code."""
     counts = batch.request_counts
     errors = to.with_name(f"{to.stem}.errors.jsonl")
     for file_id, path in ((batch.error_file_id, errors), (batch.output_file_id, to)):
-        if file_id is not None:
-            _fetch(client, file_id, path)
+        if file_id is None:
+            continue
+        with (
+            api.files.with_streaming_response.content(file_id) as answer,
+            atomic_write(LocalPath(path.absolute())) as file,
+        ):
+            for piece in answer.iter_bytes():
+                file.write(piece)
     if batch.errors is not None:
         note.unlink()
         for fault in batch.errors.data[:_SHOWN_FAULTS]:
@@ -238,15 +222,3 @@ def _ended(client: _Client, batch: Any, to: Path, note: Path, *, fail_on_errors:
     print(f", {counts.failed:,} failed ones in '{errors}'." if counts.failed else ".")
     failed = batch.status != "completed" or (counts.failed and (fail_on_errors or not counts.completed))
     return _FAILED if failed else 0
-
-
-def _fetch(client: _Client, file_id: str, to: Path) -> None:
-    def fetch(api: openai.OpenAI) -> None:
-        with (
-            api.files.with_streaming_response.content(file_id) as answer,
-            atomic_write(LocalPath(to.absolute())) as file,
-        ):
-            for piece in answer.iter_bytes():
-                file.write(piece)
-
-    client.ask_again(fetch)

@@ -6,101 +6,47 @@ import contextlib
 import json
 import sys
 import unicodedata
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from http.client import HTTPException, HTTPResponse
-from typing import Any, TextIO
+from typing import Annotated
+
+import typer
 
 from penstock.cli.client.service import Service
-from penstock.cli.models.options import KEY_HINT
+from penstock.cli.models.options import HERE, KEY_HINT, Key, Url
 from penstock.errors import Error, Unavailable
 
-Message = dict[str, str]
 _INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
-class ChatClient:
-    """The chat requests of one service."""
+def chat(
+    url: Url = HERE,
+    model: Annotated[str | None, typer.Option(help="Model to talk to.", show_default="the first")] = None,
+    api_key: Key = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+) -> int:
+    """Talk to a running service from the terminal.
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
-        """Raises: ConfigError when `url` is not the address of a service."""
-        self._service = Service(url, api_key, key_hint=KEY_HINT)
-        self.url = self._service.url
+    Ctrl-C stops an answer, Ctrl-D ends the conversation. Without a terminal, each input line is a question.
 
-    def models(self) -> list[str]:
-        return [model["id"] for model in self._service.json("GET", "/v1/models")["data"]]
-
-    def stream(self, model: str, messages: list[Message]) -> Generator[str]:
-        """The text of the answer, piece by piece. Closing the generator aborts the request.
-
-        Raises: Error with the service's own message, also in the middle of the stream.
-        """
-        body = {"model": model, "messages": messages, "stream": True}
-        with contextlib.closing(self._service.send("POST", "/v1/chat/completions", body)) as response:
-            if response.status != 200:
-                raise self._service.error(response)
-            for event in _events(response):
-                if "error" in event:
-                    raise Error(event["error"].get("message", "The service gave no reason."))
-                if text := "".join(choice["delta"].get("content") or "" for choice in event["choices"]):
-                    yield text
-
-
-def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
-    """The events of a stream up to its `[DONE]`."""
-    try:
-        for line in response:
-            if not line.startswith(b"data:"):
-                continue
-            data = line.removeprefix(b"data:").strip()
-            if data == b"[DONE]":
-                return
-            yield json.loads(data)
-    except (OSError, HTTPException) as error:
-        raise Unavailable(f"The connection broke in the middle of the answer ({error}).") from error
-    raise Unavailable("The service closed the connection in the middle of the answer.")
-
-
-class Conversation:
-    """The messages so far, and the model that answers them."""
-
-    def __init__(self, client: ChatClient, model: str, system: str | None = None) -> None:
-        self._client, self._model = client, model
-        self._messages: list[Message] = [{"role": "system", "content": system}] if system else []
-
-    def ask(self, question: str) -> Generator[str]:
-        """The answer, piece by piece. What came of it stays in the conversation, also when it stops early."""
-        self._messages.append({"role": "user", "content": question})
-        answer = ""
-        try:
-            with contextlib.closing(self._client.stream(self._model, self._messages)) as pieces:
-                for piece in pieces:
-                    answer += piece
-                    yield piece
-        finally:
-            if answer:
-                self._messages.append({"role": "assistant", "content": answer})
-            else:
-                self._messages.pop()
-
-
-def chat(client: ChatClient, lines: TextIO, *, model: str | None = None, system: str | None = None) -> int:
-    """Exit code of a conversation that lasts until the input ends.
-
-    Raises: Error when the service does not answer or serves nothing.
+    - `penstock chat`
+    - `penstock chat --url http://gpu-box:8000 --model qwen --system "Answer in one sentence."`
+    - `echo "What is Penstock?" | penstock chat`
     """
-    models = [model] if model else client.models()
-    if not models:
-        raise Unavailable("The service serves no model.")
-    model = models[0]
-    interactive = lines.isatty()
-    if interactive:
+    service = Service(url, api_key, key_hint=KEY_HINT)
+    if not model:
+        models: list[dict[str, str]] = service.json("GET", "/v1/models")["data"]
+        if not models:
+            raise Unavailable("The service serves no model.")
+        model = models[0]["id"]
+    if interactive := sys.stdin.isatty():
         _edit_lines()
-        print(f"{model} at {client.url}. Ctrl-C stops an answer, Ctrl-D ends.")
-    conversation, failed = Conversation(client, model, system), False
-    for question in _questions(lines, interactive):
+        print(f"{model} at {service.url}. Ctrl-C stops an answer, Ctrl-D ends.")
+    failed, messages = False, [{"role": "system", "content": system}] if system else []
+    for question in _questions(interactive):
+        messages.append({"role": "user", "content": question})
         try:
-            with contextlib.closing(conversation.ask(question)) as answer:
-                _show(answer)
+            _answer(service, model, messages)
         except KeyboardInterrupt:
             print()
             if not interactive:
@@ -111,15 +57,45 @@ def chat(client: ChatClient, lines: TextIO, *, model: str | None = None, system:
     return int(failed and not interactive)
 
 
-def _show(answer: Iterator[str]) -> None:
-    begun = False
+def _answer(service: Service, model: str, messages: list[dict[str, str]]) -> None:
+    """Prints the answer as it comes. What came of it stays in `messages`, also when it stops early.
+
+    Raises: Error with the service's own message, also in the middle of the stream.
+    """
+    body = {"model": model, "messages": messages, "stream": True}
+    answer = ""
     try:
-        for piece in answer:
-            begun = True
-            print(_printable(piece) if sys.stdout.isatty() else piece, end="", flush=True)
+        with contextlib.closing(service.send("POST", "/v1/chat/completions", body)) as response:
+            if response.status != 200:
+                raise service.error(response)
+            for piece in _texts(response):
+                answer += piece
+                print(_printable(piece) if sys.stdout.isatty() else piece, end="", flush=True)
     finally:
-        if begun:
+        if answer:
             print(flush=True)
+            messages.append({"role": "assistant", "content": answer})
+        else:
+            messages.pop()
+
+
+def _texts(response: HTTPResponse) -> Iterator[str]:
+    """The texts in the events of a stream up to its `[DONE]`. Raises: Error."""
+    try:
+        for line in response:
+            if not line.startswith(b"data:"):
+                continue
+            data = line.removeprefix(b"data:").strip()
+            if data == b"[DONE]":
+                return
+            event = json.loads(data)
+            if "error" in event:
+                raise Error(event["error"].get("message", "The service gave no reason."))
+            if text := "".join(choice["delta"].get("content") or "" for choice in event["choices"]):
+                yield text
+    except (OSError, HTTPException) as error:
+        raise Unavailable(f"The connection broke in the middle of the answer ({error}).") from error
+    raise Unavailable("The service closed the connection in the middle of the answer.")
 
 
 def _printable(text: str) -> str:
@@ -127,10 +103,10 @@ def _printable(text: str) -> str:
     return "".join(one for one in text if one in "\n\t" or unicodedata.category(one) != "Cc")
 
 
-def _questions(lines: TextIO, interactive: bool) -> Iterator[str]:
+def _questions(interactive: bool) -> Iterator[str]:
     while True:
         try:
-            line = input("> ") if interactive else next(lines)
+            line = input("> ") if interactive else next(sys.stdin)
         except KeyboardInterrupt:
             print()
             continue

@@ -12,8 +12,9 @@ import typer
 from typer.core import TyperCommand
 
 from penstock.cli.client.service import Service
-from penstock.cli.models.options import HERE, Json, by_fields
+from penstock.cli.models.options import HERE, Json
 from penstock.errors import ConfigError, NotFound
+from penstock.options import by_fields, option
 
 _FAILED = 1
 _SLACK_S = 10.0
@@ -56,27 +57,24 @@ PENSTOCK_ADMIN_KEY, and the same key must be given here. These options may also 
 Mode = Annotated[Literal["wait", "keep", "abort"], typer.Option(help="What happens to running requests.")]
 
 
-_option = partial(typer.Option, rich_help_panel="Service")
+_option = partial(option, rich_help_panel="Service")
 
 
 @dataclass(frozen=True, slots=True)
 class AdminTarget:
     """The service, and what of it a command is for."""
 
-    url: Annotated[str, _option(help="Address of the service.")] = HERE
-    admin_key: Annotated[
-        str | None,
-        _option(help="Admin key of the service.", envvar="PENSTOCK_ADMIN_KEY", show_default=False),
-    ] = None
-    model: Annotated[str | None, _option(help="Which model.", show_default="the only one")] = None
-    replica: Annotated[str | None, _option(help="A single replica, by its id.", show_default="all")] = None
-    timeout_s: Annotated[
-        float,
-        _option(
-            "--timeout",
-            help="Seconds to wait for replicas. The change is still applied in the background afterwards.",
-        ),
-    ] = 300.0
+    url: str = _option("Address of the service.", HERE)
+    admin_key: str | None = _option(
+        "Admin key of the service.", envvar="PENSTOCK_ADMIN_KEY", show_default=False
+    )
+    model: str | None = _option("Which model.", show_default="the only one")
+    replica: str | None = _option("A single replica, by its id.", show_default="all")
+    timeout_s: float = _option(
+        "Seconds to wait for replicas. The change is still applied in the background afterwards.",
+        300.0,
+        "--timeout",
+    )
 
 
 @ctl.callback()

@@ -5,64 +5,17 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from importlib.metadata import version
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from penstock.cli.models.options import Arguments
-
-_NONE = "none"
+from penstock.kuberay.options import Site
 
 
 def kuberay(
     configs: Annotated[list[str], typer.Argument(metavar="CONFIG.yaml...", help="Files of models.")],
-    name: Annotated[str, typer.Option(help="Name of the RayService.")] = "penstock",
-    image: Annotated[
-        str | None,
-        typer.Option(
-            help="Image of all pods, as the Dockerfiles build it.",
-            show_default="penstock:gpu or penstock:cpu",
-        ),
-    ] = None,
-    accelerator: Annotated[
-        Literal["auto", "cpu", "gpu"] | None,
-        typer.Option(
-            help="`cpu` runs every model on CPU.",
-            show_default="by each config, else gpu",
-            case_sensitive=False,
-        ),
-    ] = None,
-    gpus_per_node: Annotated[int, typer.Option(help="GPUs of one node.", min=1)] = 8,
-    node_selector: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[TYPE:]KEY=VALUE", help="Label of the nodes that have GPUs, of a type or of any."
-        ),
-    ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(help="Memory of each worker pod.", show_default="8Gi, and 24Gi for each GPU"),
-    ] = None,
-    storage: Annotated[
-        str,
-        typer.Option(help="Size of the volume for models and jobs; `none` keeps them in each pod."),
-    ] = "200Gi",
-    storage_class: Annotated[
-        str | None,
-        typer.Option(help="Storage class of the volume; several nodes must be able to mount it."),
-    ] = None,
-    redis: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Redis that keeps the cluster's state: engines go on while the head is replaced. Its "
-            "password is REDIS_PASSWORD in the Secret.",
-        ),
-    ] = None,
-    ray_version: Annotated[
-        str | None, typer.Option(help="Ray in the image.", show_default="as installed here")
-    ] = None,
+    site: Site,
 ) -> None:
     """Write the Kubernetes manifest of a service: a RayService for KubeRay, its volume, its
     disruption budget.
@@ -75,27 +28,12 @@ def kuberay(
     """
     from penstock.cli.models.faults import faults
     from penstock.cli.models.plan import make_plan
-    from penstock.config import Settings
     from penstock.config.messages.problems import config_error
     from penstock.config.schema.env_vars import references_kept
     from penstock.kuberay.manifest import manifest, notes
-    from penstock.kuberay.options import NodeSelector, Site
 
-    if accelerator is not None:
-        os.environ["PENSTOCK_ACCELERATOR"] = accelerator
-
-    site = Site(
-        name=name,
-        image=image,
-        accelerator=Settings.read().accelerator,
-        gpus_per_node=gpus_per_node,
-        selectors=tuple(map(NodeSelector.parse, node_selector or ())),
-        memory=memory,
-        storage=None if storage == _NONE else storage,
-        storage_class=storage_class,
-        ray_version=ray_version or version("ray"),
-        redis=redis,
-    )
+    if site.accelerator is not None:
+        os.environ["PENSTOCK_ACCELERATOR"] = site.accelerator
     with references_kept():
         _, problems, notices = faults(configs)
         if problems:

@@ -4,12 +4,10 @@ Only the engine's own parser knows which of its arguments take a value, so `Serv
 `read_engine_words` parses them while Ray starts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from penstock.cli.models.options import ACCELERATOR_KINDS, DEFAULT_PORT, YAML, Arguments
@@ -44,7 +42,7 @@ class ServePlan:
     def gateway(self) -> GatewayConfig:
         return self.serving.gateway
 
-    def as_guest(self, node: str, variables: Mapping[str, str]) -> ServePlan:
+    def as_guest(self, node: str, variables: Mapping[str, str]) -> Self:
         """The same on a cluster that others started: the gateway where the resource `node` is, and variables
         in the environment of every process, which here they do not inherit.
         """
@@ -60,13 +58,13 @@ class ServePlan:
             ingress_deployment_config={**options, "ray_actor_options": actor},
         )
 
-    def with_engine_arguments(self, read: Mapping[str, Any]) -> ServePlan:
+    def with_engine_arguments(self, read: Mapping[str, Any]) -> Self:
         """The same with arguments of the engine on top of the only model's own."""
         (config,) = self.configs
         merged = {**config.engine_kwargs, **read}
         return replace(self._with(llm_configs=[_changed(config, engine_kwargs=merged)]), engine_words=())
 
-    def _with(self, **changes: Any) -> ServePlan:
+    def _with(self, **changes: Any) -> Self:
         return replace(self, serving=self.serving.model_copy(update=changes))
 
 
@@ -163,11 +161,9 @@ def _rest(given: Sequence[LLMServingArgs]) -> dict[str, Any]:
     for args in given:
         if args.ingress_cls_config.ingress_cls is not None:
             where = args.location / "ingress_cls_config"
-            raise ConfigError(
-                where.says(
-                    "`penstock serve` runs the gateway on a port of its own, where a class in its place "
-                    "cannot answer; run such a file with `serve run`, or take `endpoint` of a server class."
-                )
+            raise where.fault(
+                "`penstock serve` runs the gateway on a port of its own, where a class in its place "
+                "cannot answer; run such a file with `serve run`, or take `endpoint` of a server class."
             )
         for name in sorted(args.model_fields_set - {"llm_configs", "gateway"}):
             value = getattr(args, name)

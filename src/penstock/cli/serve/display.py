@@ -4,8 +4,6 @@ A `Display` holds the rows; `Plain` prints a line for each change, `Live` redraw
 the parts are.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What `penstock serve` says when it serves: the address, and requests that work when they are pasted."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

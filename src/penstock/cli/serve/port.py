@@ -4,8 +4,6 @@ Whether the public port is free: the gateway asks again when it opens it (`serve
 Whether a Ray cluster answers: Ray itself would try for ever.
 """
 
-from __future__ import annotations
-
 import errno
 import socket
 from typing import Any

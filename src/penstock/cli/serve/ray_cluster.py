@@ -10,7 +10,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import LLMConfig
@@ -34,14 +33,6 @@ _ENVIRONMENT = {
 _LOOK_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """What Serve says: the application's status ("DEPLOYING", "RUNNING", "DEPLOY_FAILED", ...), and why."""
-
-    status: str
-    messages: tuple[str, ...]
-
-
 class Cluster:
     """A connection to Ray. Without an `address` Ray is started here, and ends with `leave`."""
 
@@ -50,9 +41,9 @@ class Cluster:
         address: str | None,
         *,
         cpus: int,
-        passes_objects: bool = False,
-        verbose: bool = False,
-        on_message: Callable[[str], None] | None = None,
+        passes_objects: bool,
+        verbose: bool,
+        on_message: Callable[[str], None],
     ) -> None:
         """cpus: what the application needs; Ray counts them, it does not measure them.
         passes_objects: whether the application needs more of Ray's object store than its least.
@@ -71,7 +62,7 @@ class Cluster:
         context = init_ray(on_message, **options)
         self.log_dir = os.path.join(context.address_info["session_dir"], "logs")
 
-    def start_serve(self, log_encoding: str = "TEXT") -> None:
+    def start_serve(self, log_encoding: str) -> None:
         """Starts Serve without its own HTTP: the gateway opens the public port itself.
 
         log_encoding: of Serve's own logs, TEXT or JSON.
@@ -93,27 +84,23 @@ class Cluster:
                 f"The cluster already runs an application named {name!r}. Choose another --name."
             )
 
-    def deploy(self, application: Application, name: str, log_encoding: str = "TEXT") -> None:
+    def deploy(self, application: Application, name: str, log_encoding: str) -> None:
         """Hands the application to Serve and returns; ask `state` what becomes of it."""
         from ray import serve
 
-        serve.run_many(
-            [
-                serve.RunTarget(
-                    application, name=name, route_prefix=None, logging_config={"encoding": log_encoding}
-                )
-            ],
-            wait_for_applications_running=False,
-        )
+        logging = {"encoding": log_encoding}
+        target = serve.RunTarget(application, name=name, route_prefix=None, logging_config=logging)
+        serve.run_many([target], wait_for_applications_running=False)
 
-    def state(self, name: str) -> State:
+    def state(self, name: str) -> tuple[str, list[str]]:
+        """The application's status ("DEPLOYING", "RUNNING", "DEPLOY_FAILED", ...), and why."""
         from ray import serve
 
         application = serve.status().applications.get(name)
         if application is None:
-            return State("NOT_STARTED", ())
+            return "NOT_STARTED", []
         messages = [deployment.message for deployment in application.deployments.values()]
-        return State(application.status.value, tuple(filter(None, [application.message, *messages])))
+        return application.status.value, [text for text in (application.message, *messages) if text]
 
     def here(self) -> str:
         """Ray's resource that only the node of this process has."""

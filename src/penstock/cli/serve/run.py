@@ -4,8 +4,6 @@ One inbox takes the events of `startup`, what replicas report, and signals. This
 writes to the display; it makes no call to Ray, so it answers at any moment.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import select
@@ -15,6 +13,8 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from types import FrameType
 
 import psutil
@@ -30,6 +30,7 @@ from penstock.cli.serve.display import Display, Plain, display_on
 from penstock.cli.serve.greeting import greeting
 from penstock.errors import ConfigError, EngineStartFailed, Error
 from penstock.json_logs import LOG_FORMAT
+from penstock.processes.lifeline import when_ended
 from penstock.processes.tree import adopt_orphans, end_descendants
 from penstock.temporary_folder import temporary_folder
 
@@ -49,7 +50,7 @@ class Signalled:
     signum: int
 
 
-Event = startup.Event | progress.Step | Signalled
+Event = startup.Event | Signalled
 
 
 def run(plan: ServePlan, arguments: Arguments, signals_fd: int) -> int:
@@ -84,18 +85,12 @@ class _Command:
         self._began = psutil.Process(os.getppid()).create_time() - time.time() + time.monotonic()
         self._as_json = plan.gateway.log_format == "json"
         self._display: Display = display_on(output.out, self._began, as_json=self._as_json)
-        self._labels = _Labels()
+        self._pids: dict[str, int] = {}  # by label
         self._ending = False
         self._signalled = -_ONE_SIGNAL_S
         self._own_cluster = arguments.address is None
         self._port = plan.gateway.port or DEFAULT_PORT
-        self._steps = startup.Steps(
-            plan,
-            address=arguments.address,
-            name=arguments.name,
-            verbose=arguments.verbose,
-            report=self.inbox.put,
-        )
+        self._steps = startup.Steps(plan, arguments, self.inbox.put)
 
     def take_signals(self) -> None:
         """For signals that are sent to this process itself. `SimpleQueue.put` may interrupt itself."""
@@ -162,19 +157,16 @@ class _Command:
 
     def _show(self, event: Event) -> None:
         match event:
-            case startup.Entered(label, phase):
-                self._display.enter(label, phase)
-            case startup.Ended(label):
-                self._display.end(label)
-                if label == startup.RAY:
-                    self.take_signals()  # Ray has put handlers of its own in their place
             case startup.Note(text) if not self._ending:
                 self._display.say(text)
             case progress.Step(model_id, phase, pid, at):
-                label = self._labels.of(model_id, pid)
-                if phase == progress.READY:
+                is_part = pid == os.getpid()
+                label = model_id if is_part else self._label(model_id, pid)
+                if is_part and (label, phase) == (startup.RAY, progress.READY):
+                    self.take_signals()  # Ray has put handlers of its own in their place
+                elif not is_part and phase == progress.READY:
                     gone = startup.Note(f"{label}: its process {pid} has ended.")
-                    startup.report_end(pid, gone, self.inbox.put)
+                    when_ended(pid, partial(self.inbox.put, gone))
                 if phase in (progress.READY, progress.FAILED):
                     self._display.end(label, at, failed=phase == progress.FAILED)
                 else:
@@ -194,25 +186,18 @@ class _Command:
             sentences.append(f"Full log: {self._output.log}.{where}")
         self._output.say_error(sentences, as_json=self._as_json)
 
+    def _label(self, model_id: str, pid: int) -> str:
+        """A replica's: the model's id, with a number from its second replica on.
 
-class _Labels:
-    """Names for replicas: the model's id, with a number from its second replica on.
-
-    A replica that replaces a dead one gets its name.
-    """
-
-    def __init__(self) -> None:
-        self._pids: dict[str, int] = {}
-
-    def of(self, model_id: str, pid: int) -> str:
-        number = 1
-        while True:
+        A replica that replaces a dead one gets its label.
+        """
+        for number in count(1):
             label = model_id if number == 1 else f"{model_id} ({number})"
-            holder = self._pids.get(label)
-            if holder is None or holder == pid or not psutil.pid_exists(holder):
+            holder = self._pids.get(label, pid)
+            if holder == pid or not psutil.pid_exists(holder):
                 self._pids[label] = pid
                 return label
-            number += 1
+        raise AssertionError
 
 
 def _code(event: Event | None, served: bool) -> int:

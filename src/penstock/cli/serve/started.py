@@ -3,8 +3,6 @@
 A note counts while the process lives that it names; nothing has to be cleaned up after a kill.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -3,16 +3,14 @@
 The thread lives as long as the process (see `ray_cluster`). It knows neither signals nor the display.
 """
 
-from __future__ import annotations
-
 import os
-import select
 import threading
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 
 import psutil
@@ -20,12 +18,14 @@ import psutil
 from penstock import progress
 from penstock.cli.client.service import Service
 from penstock.cli.models.engine_arguments import read_engine_words
+from penstock.cli.models.options import Arguments
 from penstock.cli.models.plan import ServePlan
 from penstock.cli.process.failure import reason
 from penstock.cli.serve.greeting import base_url
 from penstock.cli.serve.ray_cluster import Cluster, cpus_needed, preprocessors
 from penstock.errors import EngineStartFailed, Unavailable
 from penstock.json_logs import LOG_FORMAT
+from penstock.processes.lifeline import when_ended
 
 ARGUMENTS, RAY, SERVE, SERVICE = "Engine arguments", "Ray", "Serve", "Service"
 
@@ -38,21 +38,6 @@ _SLOW_WORKERS = (
     "This cluster runs its workers at niceness {}, which costs an engine tokens where CPUs are full; "
     "start its nodes with RAY_worker_niceness=0."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Entered:
-    """A part of the start entered a phase."""
-
-    label: str
-    phase: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A part of the start is done."""
-
-    label: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +71,19 @@ class Stopped:
     """The application is gone, and Ray too if it was ours."""
 
 
-Event = Entered | Ended | Note | Serving | Failed | Stopped
+Event = progress.Step | Note | Serving | Failed | Stopped
+"""A step of this process is one of a part of the start."""
+
 Report = Callable[[Event], None]
 
 
 class Steps:
     """Starts the service, waits for `stop`, ends it. Reports each step as an event."""
 
-    def __init__(
-        self, plan: ServePlan, *, address: str | None, name: str, verbose: bool, report: Report
-    ) -> None:
-        self._plan, self._address, self._name, self._verbose = plan, address, name, verbose
-        self._report = report
+    def __init__(self, plan: ServePlan, arguments: Arguments, report: Report) -> None:
+        self._plan, self._report = plan, report
+        self._address, self._name = arguments.address, arguments.name
+        self._verbose = arguments.verbose
         self._log_encoding = plan.gateway.log_format.upper()
         self._stop = threading.Event()
         self._cluster: Cluster | None = None
@@ -138,7 +124,9 @@ class Steps:
                 meanwhile.submit(import_module, "penstock.serve.builders")  # a second of imports
                 cluster = self._cluster = Cluster(
                     self._address,
-                    cpus=_cpus(self._plan),
+                    # The engine's words, not read yet, may ask for a worker per CPU of a large machine.
+                    cpus=cpus_needed(self._plan.configs)
+                    + (_CPUS_FOR_WORDS if self._plan.engine_words else 0),
                     passes_objects=bool(preprocessors(self._plan.configs)),
                     verbose=self._verbose,
                     on_message=lambda text: self._report(Note(text)),
@@ -157,7 +145,7 @@ class Steps:
 
         if self._stop.is_set():
             return
-        self._report(Entered(SERVICE, "deploying"))
+        self._step(SERVICE, "deploying")
         if not cluster.own:
             names = (progress.ENVIRONMENT, progress.LOG_ENVIRONMENT, LOG_FORMAT)
             here = {name: os.environ[name] for name in names if name in os.environ}
@@ -173,15 +161,15 @@ class Steps:
         shown: set[str] = set()
         gateway = Service(base_url(plan.gateway), own=True)
         while not self._stop.wait(_LOOK_S):
-            state = cluster.state(self._name)
-            for message in state.messages:
-                if state.status in _OVER or EngineStartFailed.__name__ in message:
-                    raise EngineStartFailed("\n".join(state.messages))
+            status, messages = cluster.state(self._name)
+            for message in messages:
+                if status in _OVER or EngineStartFailed.__name__ in message:
+                    raise EngineStartFailed("\n".join(messages))
                 if reason(message) not in shown:
                     shown.add(reason(message))
                     self._report(Note(reason(message)))
-            if state.status == "RUNNING" and gateway.is_healthy():
-                self._report(Ended(SERVICE))
+            if status == "RUNNING" and gateway.is_healthy():
+                self._step(SERVICE, progress.READY)
                 self._report(Serving(plan))
                 return
 
@@ -198,14 +186,12 @@ class Steps:
 
     @contextmanager
     def _part(self, label: str, phase: str) -> Generator[None]:
-        self._report(Entered(label, phase))
+        self._step(label, phase)
         yield
-        self._report(Ended(label))
+        self._step(label, progress.READY)
 
-
-def _cpus(plan: ServePlan) -> int:
-    """The engine's words are not read yet; they may ask for a worker per CPU of a large machine."""
-    return cpus_needed(plan.configs) + (_CPUS_FOR_WORDS if plan.engine_words else 0)
+    def _step(self, label: str, phase: str) -> None:
+        self._report(progress.Step(label, phase, os.getpid(), time.monotonic()))
 
 
 def end_streams(port: int) -> None:
@@ -238,17 +224,4 @@ def _watch_ray(report: Report) -> None:
     for process in psutil.Process().children():
         if (name := process.name()) in _RAY_PROCESSES:
             gone = RayEnded(Unavailable(f"Ray ended by itself: its process {name!r} is gone."))
-            report_end(process.pid, gone, report)
-
-
-def report_end(pid: int, event: Event, report: Report) -> None:
-    """Reports `event` once the process has ended. Returns at once."""
-    threading.Thread(target=_await_end, args=(pid, event, report), daemon=True).start()
-
-
-def _await_end(pid: int, event: Event, report: Report) -> None:
-    with suppress(ProcessLookupError):
-        ended = os.pidfd_open(pid)
-        select.select([ended], [], [])
-        os.close(ended)
-    report(event)
+            when_ended(process.pid, partial(report, gone))

@@ -16,7 +16,6 @@ from typing import Any
 from penstock.config.derive.accelerators import TYPE_PREFIX, TYPE_SHARE, accelerator_kind
 from penstock.config.schema.model import LLMConfig
 from penstock.config.schema.sections import AcceleratorConfig, AcceleratorKind, Nodes
-from penstock.errors import ConfigError
 
 Bundle = dict[str, float]
 
@@ -192,28 +191,24 @@ def _typed(config: LLMConfig) -> dict[str, Any]:
 def _enough(config: LLMConfig, gpus: float) -> None:
     count = workers(config) * _engines(config)
     if gpus > 1 and gpus != int(gpus):
-        raise ConfigError(_where(config).says(f"{gpus:g} GPUs: above one, Ray gives whole GPUs only."))
+        raise _where(config).fault(f"{gpus:g} GPUs: above one, Ray gives whole GPUs only.")
     if count > 1 and gpus < count:
-        raise ConfigError(
-            _where(config).says(
-                f"{count} workers (tensor x pipeline x data parallel) need a GPU each, but the replica gets "
-                f"{gpus:g}; give more GPUs or lower the parallel sizes in engine_kwargs."
-            )
+        raise _where(config).fault(
+            f"{count} workers (tensor x pipeline x data parallel) need a GPU each, but the replica gets "
+            f"{gpus:g}; give more GPUs or lower the parallel sizes in engine_kwargs."
         )
 
 
 def _one_each(config: LLMConfig, gpus: Sequence[float]) -> None:
     """What vLLM's "ray" executor wants: a bundle with one GPU, or a part of one, for each worker."""
     if max(gpus, default=0) > 1:
-        raise ConfigError(
-            _where(config).says(
-                f"a bundle of {max(gpus):g} GPUs: workers on several nodes are Ray actors, each in a bundle "
-                "of one GPU. Write one bundle per worker, as bundle_per_worker does."
-            )
+        raise _where(config).fault(
+            f"a bundle of {max(gpus):g} GPUs: workers on several nodes are Ray actors, each in a bundle "
+            "of one GPU. Write one bundle per worker, as bundle_per_worker does."
         )
     if len(gpus) < workers(config):
-        raise ConfigError(
-            _where(config).says(f"{workers(config)} workers need a bundle with a GPU each, not {len(gpus)}.")
+        raise _where(config).fault(
+            f"{workers(config)} workers need a bundle with a GPU each, not {len(gpus)}."
         )
 
 

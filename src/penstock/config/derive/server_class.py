@@ -7,7 +7,6 @@ from typing import Any
 
 from penstock.config.messages.location import Location
 from penstock.config.schema.model import LLMConfig
-from penstock.errors import ConfigError
 
 
 def server_class(config: LLMConfig, default: type[Any]) -> type[Any]:
@@ -26,7 +25,7 @@ def imported_class(given: Any, where: Location) -> type[Any] | None:
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(where.says(f"{given!r} cannot be imported: {error}.")) from error
+        raise where.fault(f"{given!r} cannot be imported: {error}.") from error
     if not isinstance(found, type):
-        raise ConfigError(where.says(f"{given!r} is not a class."))
+        raise where.fault(f"{given!r} is not a class.")
     return found

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path as File
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from penstock.config.loading import yaml_source
 from penstock.config.messages.location import Location
-from penstock.config.messages.problems import CheckedDict, ErrorCollector, translated
-from penstock.config.schema.deployment import DeploymentOptions
+from penstock.config.messages.problems import ErrorCollector, translated
+from penstock.config.schema.deployment import Deployment
 from penstock.config.schema.gateway import GatewayConfig
 from penstock.config.schema.jobs import JobsConfig
 from penstock.config.schema.model import LLMConfig
 from penstock.config.schema.processing import ClassOrPath
-from penstock.config.schema.strict import RootConfig, StrictModel, optional, setting
+from penstock.config.schema.strict import RootConfig, StrictModel, optional, section, setting
 from penstock.errors import ConfigError
 
 MODELS, MODEL, PREFILL, DECODE = FORMS = "llm_configs", "llm_config", "prefill_config", "decode_config"
@@ -47,17 +47,11 @@ class LLMServingArgs(RootConfig):
     llm_configs: list[LLMConfig] = Field(
         min_length=1, description="One entry per model: an LLMConfig, a mapping, or the path of a YAML file."
     )
-    gateway: GatewayConfig = Field(default_factory=lambda: GatewayConfig(), description="The gateway.")
-    ingress_deployment_config: Annotated[dict[str, Any], CheckedDict(DeploymentOptions)] = setting(
-        {}, "Options of Ray Serve's deployment of the gateway."
-    )
-    jobs: JobsConfig | None = Field(
-        default_factory=lambda: JobsConfig(),
-        description="The Files and Batches APIs; `off` for none.",
-    )
-    ingress_cls_config: IngressClsConfig = Field(
-        default_factory=lambda: IngressClsConfig(),
-        description="Your own class in the gateway's place. See docs/serve/preprocessing.md.",
+    gateway: GatewayConfig = section(GatewayConfig, "The gateway.")
+    ingress_deployment_config: Deployment = setting({}, "Options of Ray Serve's deployment of the gateway.")
+    jobs: JobsConfig | None = section(JobsConfig, "The Files and Batches APIs; `off` for none.")
+    ingress_cls_config: IngressClsConfig = section(
+        IngressClsConfig, "Your own class in the gateway's place. See docs/serve/preprocessing.md."
     )
 
     @field_validator("jobs", mode="before")
@@ -124,9 +118,7 @@ def _joined(values: Mapping[str, Any], location: Location) -> LLMConfig:
     for name in (PREFILL, DECODE):
         with faults.collecting():
             if name not in values:
-                raise ConfigError(
-                    location.says(f"{name} is missing: {PREFILL} and {DECODE} belong together.")
-                )
+                raise location.fault(f"{name} is missing: {PREFILL} and {DECODE} belong together.")
             parsed[name] = _model(values[name], location / name, {}, faults)
     faults.raise_any()
     return parsed[DECODE].with_prefill(parsed[PREFILL])
@@ -155,7 +147,7 @@ def _from_file(name: str, location: Location) -> tuple[Any, Location]:
     except ConfigError as error:
         if error.problems:
             raise
-        raise ConfigError(location.says(str(error))) from error
+        raise location.fault(str(error)) from error
     return found.data, found.location
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from penstock.errors import ConfigError
+
 Path = tuple[str | int, ...]
 
 
@@ -35,6 +37,10 @@ class Location:
     def says(self, text: str) -> str:
         """`text` after this location."""
         return f"{self}: {text}" if str(self) else text
+
+    def fault(self, text: str) -> ConfigError:
+        """The error that says `text` of this location."""
+        return ConfigError(self.says(text))
 
 
 def dotted(path: Path) -> str:

@@ -97,6 +97,9 @@ class RuntimeEnv(StrictModel):
     rocprof_sys: Any = optional("Profile with rocprof-sys.")
 
 
+Environment = Annotated[dict[str, Any], CheckedDict(RuntimeEnv)]
+
+
 class ActorOptions(StrictModel):
     """What Serve allows in `ray_actor_options`."""
 
@@ -104,9 +107,7 @@ class ActorOptions(StrictModel):
     num_gpus: float | None = optional("GPUs of the replica's own actor.", ge=0)
     memory: float | None = optional("Heap memory, in bytes.", ge=0)
     resources: dict[str, float] = setting({}, "Custom resources.")
-    runtime_env: Annotated[dict[str, Any], CheckedDict(RuntimeEnv)] = setting(
-        {}, "Runs under LLMConfig.runtime_env, which wins key by key."
-    )
+    runtime_env: Environment = setting({}, "Runs under LLMConfig.runtime_env, which wins key by key.")
     label_selector: dict[str, str] | None = optional("Labels that a node must have.")
     fallback_strategy: list[dict[str, Any]] | None = optional("Softer label selectors.")
     accelerator_type: Annotated[
@@ -131,6 +132,13 @@ class GangOptions(StrictModel):
     )
 
 
+Autoscaling = Annotated[dict[str, Any], CheckedDict(AutoscalingOptions)]
+Actor = Annotated[dict[str, Any], CheckedDict(ActorOptions)]
+Backpressure = Annotated[dict[str, Any], CheckedDict(BackpressureOptions)]
+Router = Annotated[dict[str, Any], CheckedDict(RequestRouterOptions)]
+GangScheduling = Annotated[dict[str, Any], CheckedDict(GangOptions)]
+
+
 class DeploymentOptions(StrictModel):
     """The options of `ray.serve.deployment`."""
 
@@ -138,17 +146,11 @@ class DeploymentOptions(StrictModel):
     num_replicas: Annotated[int | None, BeforeValidator(_auto)] = optional(
         'Fixed number of replicas, or "auto".', ge=1
     )
-    autoscaling_config: Annotated[dict[str, Any], CheckedDict(AutoscalingOptions)] | None = optional(
-        "Replicas between a minimum and a maximum."
-    )
-    ray_actor_options: Annotated[dict[str, Any], CheckedDict(ActorOptions)] | None = optional(
-        "Resources and environment of the replica's own actor."
-    )
+    autoscaling_config: Autoscaling | None = optional("Replicas between a minimum and a maximum.")
+    ray_actor_options: Actor | None = optional("Resources and environment of the replica's own actor.")
     max_ongoing_requests: int | None = optional("Open requests of one replica.", gt=0)
     max_queued_requests: int | None = optional("Requests waiting in front; -1: no limit.", ge=-1)
-    backpressure_config: Annotated[dict[str, Any], CheckedDict(BackpressureOptions)] | None = optional(
-        "How a request over the limit is refused."
-    )
+    backpressure_config: Backpressure | None = optional("How a request over the limit is refused.")
     max_replicas_per_node: int | None = optional("Replicas on one node at most.", ge=1, le=100)
     health_check_period_s: float | None = optional("Time between health checks.", gt=0)
     health_check_timeout_s: float | None = optional("Time limit of one check.", gt=0)
@@ -159,12 +161,8 @@ class DeploymentOptions(StrictModel):
     max_surge_percent: int | None = optional("Extra replicas in an update.", ge=0, le=100)
     user_config: Any = optional("Passed to `reconfigure` of an own server class.")
     logging_config: Any = optional("Serve's `LoggingConfig`.")
-    request_router_config: Annotated[dict[str, Any], CheckedDict(RequestRouterOptions)] | None = optional(
-        "How calls by handle are sent."
-    )
-    gang_scheduling_config: Annotated[dict[str, Any], CheckedDict(GangOptions)] | None = optional(
-        "Replicas that start and stop together."
-    )
+    request_router_config: Router | None = optional("How calls by handle are sent.")
+    gang_scheduling_config: GangScheduling | None = optional("Replicas that start and stop together.")
     deployment_actors: list[Any] | None = optional("Actors that live with the deployment.")
     placement_group_bundles: Annotated[Any, _refused(_PLACEMENT)] = optional(
         "Refused: set `placement_group_config` of the LLMConfig."
@@ -181,6 +179,9 @@ class DeploymentOptions(StrictModel):
         if self.num_replicas is None or self.autoscaling_config is None:
             return self
         raise ValueError("num_replicas and autoscaling_config exclude each other; give one of them.")
+
+
+Deployment = Annotated[dict[str, Any], CheckedDict(DeploymentOptions)]
 
 
 def checked_options(given: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from penstock.config.messages.location import Location
 from penstock.config.messages.problems import CheckedDict, unknown
-from penstock.config.schema.deployment import DeploymentOptions, RuntimeEnv
+from penstock.config.schema.deployment import Deployment, Environment
 from penstock.config.schema.env_vars import with_variables
 from penstock.config.schema.prefill import PrefillConfig
 from penstock.config.schema.processing import (
@@ -31,6 +31,7 @@ from penstock.config.schema.sections import (
     BatchConfig,
     BucketSource,
     CallbackConfig,
+    EngineArguments,
     EngineSizes,
     ExperimentalConfigs,
     LoraConfig,
@@ -41,8 +42,7 @@ from penstock.config.schema.sections import (
     SloConfig,
     translate_task,
 )
-from penstock.config.schema.strict import RootConfig, optional, setting
-from penstock.errors import ConfigError
+from penstock.config.schema.strict import RootConfig, optional, section, setting
 
 _MODEL = "a config does not read the model. Its folder has a config.json; a running service has /v1/models."
 _CONNECTOR = "set engine_kwargs.kv_transfer_config, or `prefill`; a replica sets its connector up."
@@ -93,23 +93,19 @@ class LLMConfig(RootConfig):
         "`vllm`, `sglang`, `process` (any program that speaks OpenAI HTTP) or `sim` (a "
         "simulator), see docs/serve/engines.md; case does not matter.",
     )
-    engine_kwargs: Annotated[dict[str, Any], CheckedDict(EngineSizes)] = setting(
+    engine_kwargs: EngineArguments = setting(
         {}, "Arguments of the engine, under the names that the engine gives them."
     )
     accelerator_type: str | None = optional("Ray's name of the GPU type (A10G, L4, H100, ...).", min_length=1)
     accelerator_config: AcceleratorConfig | None = optional("CPU or GPU.")
-    deployment_config: Annotated[dict[str, Any], CheckedDict(DeploymentOptions)] = setting(
-        {}, "Options of Ray Serve's deployment."
-    )
+    deployment_config: Deployment = setting({}, "Options of Ray Serve's deployment.")
     routing_policy: Policy = setting(
         DEFAULT_POLICY,
         "Which replica gets a request: `prefix_affinity`, `session_affinity`, "
         "`adapter_affinity`, `least_loaded`, `power_of_two`, `round_robin`, or an own class, "
         "`my_module:MyPolicy`.",
     )
-    routing_config: RoutingConfig = Field(
-        default_factory=lambda: RoutingConfig(), description="Options of the policy."
-    )
+    routing_config: RoutingConfig = section(RoutingConfig, "Options of the policy.")
     slo: SloConfig | None = optional(
         "What online requests may take while batch runs beside them. See docs/operate/one-fleet.md."
     )
@@ -120,9 +116,7 @@ class LLMConfig(RootConfig):
         "Replicas that only compute long prompts. See docs/serve/prefill.md."
     )
     placement_group_config: PlacementGroup | None = optional("Workers' resources.")
-    runtime_env: Annotated[dict[str, Any], CheckedDict(RuntimeEnv)] | None = optional(
-        "Ray's runtime environment of the replica."
-    )
+    runtime_env: Environment | None = optional("Ray's runtime environment of the replica.")
     log_engine_metrics: bool = setting(True, "Whether /metrics has the engine's numbers.")
     server_cls: ClassOrPath = optional("Own server class, or its import path `package.module:Class`.")
     preprocessor: Hook = optional(
@@ -136,7 +130,7 @@ class LLMConfig(RootConfig):
     postprocessor_options: Annotated[dict[str, Any], CheckedDict(PostprocessorOptions)] | None = optional(
         "Its arguments."
     )
-    callback_config: CallbackConfig = Field(default_factory=CallbackConfig, description="Hooks at the start.")
+    callback_config: CallbackConfig = section(CallbackConfig, "Hooks at the start.")
     experimental_configs: Annotated[dict[str, Any], CheckedDict(ExperimentalConfigs)] = setting(
         {}, "Options that may change."
     )
@@ -325,11 +319,9 @@ class LLMConfig(RootConfig):
         Raises: ConfigError when it is another model.
         """
         if (half.model_id, half.engine_name) != (self.model_id, self.engine_name):
-            raise ConfigError(
-                half.location.says(
-                    f"prefill and decode must be one model on one engine, not {half.model_id!r} on "
-                    f"{half.engine_name!r} and {self.model_id!r} on {self.engine_name!r}."
-                )
+            raise half.location.fault(
+                f"prefill and decode must be one model on one engine, not {half.model_id!r} on "
+                f"{half.engine_name!r} and {self.model_id!r} on {self.engine_name!r}."
             )
         return self.model_copy(update={"prefill": PrefillConfig.of(half)})
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 from pydantic import field_validator
 
-from penstock.config.messages.problems import CheckedDict
-from penstock.config.schema.deployment import DeploymentOptions, RuntimeEnv
-from penstock.config.schema.sections import AcceleratorConfig, EngineSizes, PlacementGroup
+from penstock.config.schema.deployment import Deployment, Environment
+from penstock.config.schema.sections import AcceleratorConfig, EngineArguments, PlacementGroup
 from penstock.config.schema.strict import RootConfig, optional, setting
 
 
@@ -21,18 +20,12 @@ class PrefillConfig(RootConfig):
         "Counted from the request's size, at four bytes a token.",
         ge=1,
     )
-    engine_kwargs: Annotated[dict[str, Any], CheckedDict(EngineSizes)] = setting(
-        {}, "Arguments of the prefill engines, all of them."
-    )
+    engine_kwargs: EngineArguments = setting({}, "Arguments of the prefill engines, all of them.")
     accelerator_type: str | None = optional("Ray's name of the GPU type.", min_length=1)
     accelerator_config: AcceleratorConfig | None = optional("CPU or GPU.")
-    deployment_config: Annotated[dict[str, Any], CheckedDict(DeploymentOptions)] = setting(
-        {}, "Options of Ray Serve's deployment, such as `num_replicas`."
-    )
+    deployment_config: Deployment = setting({}, "Options of Ray Serve's deployment, such as `num_replicas`.")
     placement_group_config: PlacementGroup | None = optional("Workers' resources.")
-    runtime_env: Annotated[dict[str, Any], CheckedDict(RuntimeEnv)] | None = optional(
-        "Ray's runtime environment of the replicas."
-    )
+    runtime_env: Environment | None = optional("Ray's runtime environment of the replicas.")
 
     @field_validator("deployment_config")
     @classmethod

@@ -210,6 +210,9 @@ class EngineSizes(StrictModel):
     data_parallel_size: int | None = Field(default=None, ge=1)
 
 
+EngineArguments = Annotated[dict[str, Any], CheckedDict(EngineSizes)]
+
+
 class SloConfig(StrictModel):
     """Targets of online requests, in the replica: batch gets what they leave."""
 

@@ -26,6 +26,11 @@ def optional(description: str, **limits: Any) -> Any:
     return setting(None, description, **limits)
 
 
+def section(kind: type[T], description: str) -> T:
+    """A field that is a section; without one, its defaults."""
+    return Field(default_factory=kind, description=description)
+
+
 class StrictModel(BaseModel):
     """A section of a config."""
 

@@ -27,11 +27,10 @@ from penstock.engine import DirectResponder, Engine, Load, Progress, no_progress
 from penstock.engines import engine_class
 from penstock.errors import BadRequest, EngineDead, Error, Unavailable
 from penstock.hooks import POSTPROCESSOR, PREPROCESSOR
-from penstock.hooks.context import authors_ask
+from penstock.hooks.hook import authors_ask
 from penstock.layers.adapters import Source, Store, asking_for
 from penstock.layers.preprocessing import GENERATING, stand_in
-from penstock.layers.stack import stacked
-from penstock.layers.startup import make_hook, start_engine
+from penstock.layers.stack import make_hook, stacked, start_engine
 from penstock.openai.errors import form
 from penstock.request_context import PreparedPrompt, prepared_prompt
 

@@ -42,7 +42,7 @@ from penstock.data.journal.lock import JobLock, acquire_lock
 from penstock.data.results.outcome import Failure, failed
 from penstock.data.storage.source import InputFiles
 from penstock.errors import ConfigError, Error
-from penstock.on_thread import opened
+from penstock.on_thread import completed, opened
 from penstock.temporary_folder import temporary_folder
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Job:
         """
         now = await asyncio.to_thread(find_job_input, self.spec)
         async with self._locked() as lock:
-            self._manifest = await asyncio.to_thread(self._open, now)
+            self._manifest = await completed(asyncio.to_thread(self._open, now))
             inputs = [part.url for part in self._manifest.source.parts]
             self._listener.on_start(self.spec.output, inputs, self._manifest.total)
             if self.spec.completes_prompts and "max_tokens" not in self.spec.defaults:
@@ -106,7 +106,7 @@ class Job:
                 with suppress(Exception):  # such as a full disk, or another driver that has taken over
                     await asyncio.to_thread(lock.check)
                     failed_now = msgspec.structs.replace(self._manifest, stop_reason=f"failed: {error}")
-                    await asyncio.to_thread(manifest.write, self._journal, failed_now)
+                    await completed(asyncio.to_thread(manifest.write, self._journal, failed_now))
                 raise
             finally:
                 if other is not None:
@@ -183,7 +183,7 @@ class Job:
             if self.stop.reason is not None and not self._has_run_all():
                 if (failure := self._on_stop()) is None:
                     return self.stop.reason
-                total = await asyncio.to_thread(self._fail_unfinished, failure)
+                total = await completed(asyncio.to_thread(self._fail_unfinished, failure))
             self.stats.total = total
             if self.spec.limit is None:
                 self._manifest = msgspec.structs.replace(self._manifest, total=total)
@@ -222,11 +222,12 @@ class Job:
             await asyncio.to_thread(lock.check)
             self._listener.on_message("Writing the output ...")
             self._listener.on_writing()
-            files = await asyncio.to_thread(OutputWriter(self.spec, self._manifest.source).write, index)
+            write = OutputWriter(self.spec, self._manifest.source).write
+            files = await completed(asyncio.to_thread(write, index))
         await asyncio.to_thread(lock.check)
         finished = report(self.spec.output, reason, index, self.stats, files, self._prices)
         last = msgspec.structs.replace(self._manifest, stop_reason=reason, report=finished)
-        await asyncio.to_thread(manifest.write, self._journal, last)
+        await completed(asyncio.to_thread(manifest.write, self._journal, last))
         await asyncio.to_thread(index.close)
         return finished
 

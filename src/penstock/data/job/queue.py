@@ -16,6 +16,7 @@ from penstock.data.job.prefix import PendingRow, PrefixGroups
 from penstock.data.job.protocol import RowCompleted, WorkItem
 from penstock.data.rows.digest import RowsByKey
 from penstock.data.rows.request import RowRequest
+from penstock.on_thread import completed
 
 LOOK_AHEAD = 4096
 """Rows read ahead. Rows with a common prefix are grouped among them."""
@@ -148,17 +149,19 @@ class Queue:
     async def read_ahead(self) -> None:
         """Reads ahead until the input ends. An exception of the input is stored in `error`."""
         try:
-            while (rows := await asyncio.to_thread(self._read_some)) is not None:
-                self._add(rows)
-                while self._is_full and not self._closed:
-                    self._need_rows.clear()
-                    await self._need_rows.wait()
-            self._read_all = not self._closed
+            try:
+                while (rows := await completed(asyncio.to_thread(self._read_some))) is not None:
+                    self._add(rows)
+                    while self._is_full and not self._closed:
+                        self._need_rows.clear()
+                        await self._need_rows.wait()
+                self._read_all = not self._closed
+            finally:
+                if isinstance(self._rows, Generator):  # closes its files and threads now
+                    await completed(asyncio.to_thread(self._rows.close))
         except Exception as error:
             self.error = error
         finally:
-            if isinstance(self._rows, Generator):  # closes its files and threads now
-                await asyncio.to_thread(self._rows.close)
             self._read = True
             self.wake()
 

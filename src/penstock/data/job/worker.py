@@ -23,6 +23,7 @@ from penstock.data.results.responses import ResponseUsage, invalid_reason
 from penstock.data.storage.paths import StoragePath
 from penstock.engine import Progress, no_progress
 from penstock.errors import Error
+from penstock.on_thread import completed
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class BatchWorker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
             if self._segment is not None:
-                await asyncio.to_thread(self._segment.close)
+                await completed(asyncio.to_thread(self._segment.close))
             await asyncio.sleep(0)  # lets the segment's last callbacks run
         finally:
             await self._backend.stop()

@@ -102,7 +102,9 @@ class Child:
     def _on_end(self) -> None:
         self._loop.remove_reader(self._watch)
         os.close(self._watch)
-        _kill_group(self._process.pid)  # before it is reaped, so that its number cannot be reused
+        # What is left where the keeper was killed; before it is reaped, so that its number cannot be reused.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         status = self._process.wait()
         while self._hear():
             pass
@@ -111,14 +113,6 @@ class Child:
         self._process.stdout.close()
         if not self.ended.done():
             self.ended.set_result(said_by(status))
-
-
-def _kill_group(pid: int) -> None:
-    """Kills what is left when the keeper itself was killed."""
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
 
 
 def said_by(status: int) -> str:

@@ -25,7 +25,7 @@ from penstock.engines.process.gauges import Gauges
 from penstock.engines.process.readiness import NotReady
 from penstock.engines.process.relay import ModelNames, Relay
 from penstock.engines.process.wire import BROKEN, Wire
-from penstock.engines.sglang import metrics, parameters, server
+from penstock.engines.sglang import parameters, server
 from penstock.engines.sglang.flags import SGLangOptions, as_process
 from penstock.engines.sglang.front import SGLangFront
 from penstock.errors import BadRequest, Conflict, ModelNotFound, Unsupported
@@ -207,7 +207,7 @@ class SGLangEngine(ProcessEngine):
                 await asyncio.sleep(self.look_s / _LOOKS)
                 seen = await self._seen(wire)
             _, text = await wire.get("/metrics", _LIMIT_S)
-        return metrics.exposition(text.decode(), self.names(None), seen or Gauges(0, 0)).encode()
+        return server.exposition(text.decode(), self.names(None), seen or Gauges(0, 0)).encode()
 
     # -- of its process
 

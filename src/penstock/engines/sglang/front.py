@@ -6,7 +6,6 @@ SGLang what a client gave up. It exposes a model's endpoints; SGLang's control e
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
@@ -17,6 +16,7 @@ from penstock import asgi
 from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
 from penstock.engines.process import completion, forced_tools
 from penstock.errors import NotFound
+from penstock.on_thread import completed
 from penstock.openai import requests
 from penstock.openai.asgi_response import send_json
 from penstock.request_context import PreparedPrompt, prepared_prompt, using_adapter
@@ -107,7 +107,7 @@ class SGLangFront:
             await self._app(*asgi.with_body(scope, listened, msgspec.json.encode(fields)), send)
         finally:
             if gone and ids:
-                await asyncio.shield(self._engine.abort(ids))
+                await completed(self._engine.abort(ids))
 
     async def _with_prompt(self, fields: dict[str, Any], ours: PreparedPrompt) -> dict[str, Any]:
         """The chat with the preprocessor's prompt in place of its messages. Raises: Unsupported."""

@@ -47,12 +47,7 @@ class Sequence:
 
     def spent(self) -> EngineTimings:
         """Its timings so far."""
-        if self.scheduled is None:
-            return EngineTimings()
-        queue_s = self.scheduled - self.arrival
-        if self.first_token is None or self.last_token is None:
-            return EngineTimings(queue_s)
-        return EngineTimings(queue_s, self.first_token - self.scheduled, self.last_token - self.first_token)
+        return EngineTimings.between(self.arrival, self.scheduled, self.first_token, self.last_token)
 
     @property
     def rank(self) -> tuple[int, float]:

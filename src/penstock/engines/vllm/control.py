@@ -152,14 +152,13 @@ class VLLMControl(EngineControl):
             if self._weights is not None:
                 await self._load(self._weights)
                 await self._llm.update_weight_version(self._version)
-        except Exception as error:
+        except BaseException as error:
             await self._end_core()
+            if not isinstance(error, Exception):
+                raise
             raise EngineStartFailed(
                 f"The engine cannot wake up as it was: {failure_reason.describe(error).rstrip('.')}."
             ) from error
-        except BaseException:
-            await self._end_core()
-            raise
 
     async def _answering(self) -> None:
         """Retries until a new core answers: what is sent before it has connected is lost."""

@@ -25,8 +25,8 @@ from penstock.engine_control import EngineControl
 from penstock.engines.edge import Edge
 from penstock.engines.prepared import prepared
 from penstock.engines.vllm import errors
-from penstock.engines.vllm.arguments import environment, lora
-from penstock.engines.vllm.arguments.defaults import Shape, with_defaults
+from penstock.engines.vllm.arguments import environment
+from penstock.engines.vllm.arguments.defaults import Shape, lora_faults, with_defaults
 from penstock.engines.vllm.capabilities import version
 from penstock.engines.vllm.capabilities.state import Capabilities, capabilities
 from penstock.engines.vllm.core import failure_reason
@@ -36,6 +36,7 @@ from penstock.engines.vllm.core.other_nodes import OtherNodes
 from penstock.engines.vllm.endpoints import absence, is_answered
 from penstock.engines.watchdog import Watchdog
 from penstock.errors import Conflict, EngineDead, EngineStartFailed, Error, Unsupported
+from penstock.on_thread import completed
 from penstock.request_context import Gang, gang, using_adapter
 from penstock.temporary_folder import temporary_folder
 
@@ -83,14 +84,11 @@ class VLLMEngine:
             return
         try:
             await self._start(progress)
-        except Exception as error:
+        except BaseException as error:  # also when cancelled, for example by a time limit
             await self.stop()
-            if isinstance(error, Error):
+            if isinstance(error, Error) or not isinstance(error, Exception):
                 raise
             raise _failed(self._config, failure_reason.describe(error)) from error
-        except BaseException:  # cancelled, for example by a time limit
-            await self.stop()
-            raise
 
     async def _start(self, progress: Progress) -> None:
         self._refusal = None
@@ -137,7 +135,7 @@ class VLLMEngine:
         from penstock.engines.vllm.frontend.load import LoadReader, Scheduled
 
         fitting, scheduled = self._capabilities, Scheduled()
-        self._llm = llm = connect(plan, fitting, scheduled, core.input_address, core.output_address)
+        self._llm = llm = connect(plan, fitting, scheduled, core)
         progress("warm up")
         app = await build_app(llm, plan, fitting)
         if fitting.has("adapter_versions"):
@@ -188,7 +186,7 @@ class VLLMEngine:
         core, self._core = self._core, None
         if core is not None:
             try:
-                await asyncio.shield(core.stop())  # a half-stopped core answers no request
+                await completed(core.stop())  # a half-stopped core answers no request
             finally:
                 self._fail_calls(Conflict("The engine was put to sleep; wake it up before."))
 
@@ -378,7 +376,7 @@ def _plan(config: LLMConfig, shape: Shape, gang: Gang | None) -> Plan:
         from penstock.engines.vllm.arguments import schema
         from penstock.engines.vllm.frontend.app import plan
 
-    if found := lora.faults(config):
+    if found := lora_faults(config):
         raise config_error(found)
     engine, frontend = schema.split(with_defaults(config.engine_kwargs, shape), config.location)
     tokenizer = config.model_loading_config.tokenizer_source
@@ -394,7 +392,7 @@ def _plan(config: LLMConfig, shape: Shape, gang: Gang | None) -> Plan:
 
 async def _responder(llm: TimedLLM, app: FastAPI) -> RowResponder | None:
     """None, too, where it cannot be made: the engine answers everything without it."""
-    from penstock.engines.vllm.rows.build import row_responder
+    from penstock.engines.vllm.rows.responder import row_responder
 
     try:
         return await row_responder(llm, app)
@@ -409,17 +407,10 @@ def _is_local(config: LLMConfig) -> bool:
 
 def _refuse_unfit(config: LLMConfig, shape: Shape, gang: Gang | None, fitting: Capabilities) -> None:
     """Raises: EngineStartFailed for a model that would not run right without what is off."""
-    splits = shape.cpu and config.engine_kwargs.get("pipeline_parallel_size", 1) > 1
-    lacking = [
-        name
-        for name, needed in {
-            "data_parallel": gang is not None,
-            "cpu_workers": splits or (gang and shape.cpu),
-        }.items()
-        if needed and not fitting.has(name)
-    ]
-    if lacking:
-        raise _failed(config, f"vLLM's capability {lacking[0]} is off ({fitting.off[lacking[0]]})")
+    splits = shape.cpu and (gang or config.engine_kwargs.get("pipeline_parallel_size", 1) > 1)
+    for name, needed in (("data_parallel", gang), ("cpu_workers", splits)):
+        if needed and not fitting.has(name):
+            raise _failed(config, f"vLLM's capability {name} is off ({fitting.off[name]})")
 
 
 def _failed(config: LLMConfig, why: str) -> EngineStartFailed:

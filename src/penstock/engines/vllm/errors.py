@@ -53,10 +53,8 @@ def _busy() -> Error:
 
 
 def _meant(error: Error) -> Error:
-    return _too_large_audio() if str(error) == _TOO_LARGE_AUDIO else error
-
-
-def _too_large_audio() -> Error:
+    if str(error) != _TOO_LARGE_AUDIO:
+        return error
     from vllm import envs
 
     limit = envs.VLLM_MAX_AUDIO_CLIP_FILESIZE_MB

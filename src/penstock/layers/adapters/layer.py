@@ -56,8 +56,5 @@ def asking_for(adapter: str) -> dict[str, str]:
 
 def adapter_of(scope: Scope) -> str:
     """The name of a request's adapter, "" for the base model."""
-    if scope["type"] == "http":
-        for field, value in scope["headers"]:
-            if field == ADAPTER:
-                return unquote_to_bytes(value).decode(errors="replace")
-    return ""
+    named = asgi.header(scope, ADAPTER) if scope["type"] == "http" else b""
+    return unquote_to_bytes(named).decode(errors="replace")

@@ -97,7 +97,8 @@ class ReplicaLinks:
             self.leave(replica)
         for task in self._background:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def _follow(self, replica: Replica, pool: Pool) -> None:
         """Receives reports; reconnects when the link is lost, as long as the replica is a member."""

@@ -68,7 +68,8 @@ class Listing:
         asking = [known.asking for known in self._known.values() if known.asking]
         for task in asking:
             task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        if asking:
+            await asyncio.wait(asking)
 
     async def _ask(self, replica: Replica, known: _Known) -> None:
         try:

@@ -55,7 +55,8 @@ class SocketListener:
         """Returns when no handshake is under way; those that are end here."""
         for connecting in self._connecting:
             connecting.cancel()
-        await asyncio.gather(*self._connecting, return_exceptions=True)
+        if self._connecting:
+            await asyncio.wait(self._connecting)
 
     def _listen(self) -> None:
         if self._socket.fileno() != -1:

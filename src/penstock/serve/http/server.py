@@ -113,6 +113,7 @@ class Port:
                 await asyncio.sleep(0)
         except BaseException:  # also when cancelled
             port._task.cancel()
+            port._end_sweeps()
             raise
         return port
 
@@ -141,7 +142,12 @@ class Port:
         await self._linger(linger_s, deadline)
         self._config.timeout_graceful_shutdown = cast(int, max(0.0, deadline - time.monotonic()))
         self._server.end()
-        await self._task
+        try:
+            await self._task
+        finally:
+            self._end_sweeps()
+
+    def _end_sweeps(self) -> None:
         if self._sweeps is not None:
             self._sweeps.cancel()
 

@@ -154,8 +154,8 @@ class Reconciler:
         return self._latest or DesiredState()
 
     def close(self) -> None:
-        """Stops following."""
-        for task in (self._following, self._reconciling):
+        """Stops following, and what control has asked for."""
+        for task in (self._following, self._reconciling, *self._tasks):
             if task is not None:
                 task.cancel()
 
@@ -266,8 +266,8 @@ class Reconciler:
             if not self.started.is_set():
                 return
             if not self._control.is_sleeping():
+                self._level = level  # before: it may sleep although the caller is cancelled
                 await self._transition_to("asleep", self._control.sleep(level, mode))
-                self._level = level
             elif level != self._level:
                 raise Conflict(
                     f"It sleeps at level {self._level}; wake it up before it can sleep at level {level}."

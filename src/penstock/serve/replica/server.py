@@ -28,11 +28,10 @@ from penstock.engines import engine_class
 from penstock.engines.check import with_independent_engines
 from penstock.errors import ConfigError, EngineStartFailed
 from penstock.hooks import POSTPROCESSOR, PREPROCESSOR, Hook
-from penstock.layers import startup
 from penstock.layers.adapters import Source, Store
 from penstock.layers.adapters.source import Downloader
-from penstock.layers.hooks import HookCall
-from penstock.layers.stack import stacked
+from penstock.layers.preprocessing import HookCall
+from penstock.layers.stack import make_hook, stacked, start_engine
 from penstock.serve.control.state import SharingGroup
 from penstock.serve.fleet.membership import ADAPTERS
 from penstock.serve.gateway.app import Gateway
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_ROUTED_S = 3600.0  # of a call by a gateway's router: longer than almost any request
 _LAST_EVENTS_S = 0.5  # after the engine's death, for error events to reach their clients
 
 
@@ -180,8 +180,8 @@ class LLMServer:
             environment.prepare(config)
             control = await asyncio.to_thread(find_control)
         try:
-            self._preprocessor = self._preprocessor or startup.make_hook(config, PREPROCESSOR)
-            self._postprocessor = startup.make_hook(config, POSTPROCESSOR)
+            self._preprocessor = self._preprocessor or make_hook(config, PREPROCESSOR)
+            self._postprocessor = make_hook(config, POSTPROCESSOR)
         except ConfigError as error:
             progress.report(config.model_id, progress.FAILED, str(error))
             raise
@@ -210,7 +210,7 @@ class LLMServer:
 
         request_context.gang.set(self._gang_link.gang if self._gang_link else None)
         try:
-            await startup.start_engine(self.engine, config, self._adapters, reached)
+            await start_engine(self.engine, config, self._adapters, reached)
         except EngineStartFailed as error:
             progress.report(config.model_id, progress.FAILED, str(error))
             raise
@@ -397,10 +397,11 @@ class LLMServer:
         """This replica's id, once; then the call stays open as long as the request that it stands for.
 
         A gateway calls it where a router of Ray Serve's kind picks replicas: the router sees each request,
-        and counts it while it lasts. request: its `messages` or `prompt`.
+        and counts it while it lasts. request: its `messages` or `prompt`. It ends by itself in the end: a
+        gateway that dies does not cancel it.
         """
         yield self._id
-        await asyncio.Event().wait()
+        await asyncio.sleep(_ROUTED_S)
 
     # -- requests by handle: each is awaited and returns an async generator, as in ray.serve.llm.
     # It yields one response, of OpenAI's type for the endpoint or an `ErrorResponse`, or bytes where

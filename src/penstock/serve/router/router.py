@@ -53,6 +53,7 @@ _KNOWN_S, _LOOK_S = 1.0, 0.02
 """How long a gateway that starts waits to know its replicas. Until then `/health` would answer 503."""
 
 _STATUS_S = 15.0  # for an answer by control that waits for no replica
+_START_S = 60.0  # for a replica that Serve starts to say so
 _WAKE_S = 2 * TIMEOUT_S + 60.0  # one model goes to sleep, and another one wakes
 _LINGER_S = 1.0  # a client with less between two requests loses none when the gateway ends
 _HAPROXY = f"Requests come through Ray Serve's HAProxy. The fastest form is {_OWN_PORT}."
@@ -143,7 +144,9 @@ class LLMRouter:
         """Serve starts a replica for a call by handle if there is none, and answers when it has started."""
         if not self._table.members(model_id):
             log.info("%s: a request waits and there is no replica", model_id)
-            await self._shifts.handle(model_id).is_sleeping.remote()
+            with contextlib.suppress(TimeoutError):  # it still starts, or hangs: the next call asks anew
+                async with asyncio.timeout(_START_S):
+                    await self._shifts.handle(model_id).is_sleeping.remote()
         elif model_id in self._time_shared and self._control is not None:
             about = {"model": model_id, "idle_s": self.gateway.idle_s()}
             await self._control.ask("wake", about, _WAKE_S)

@@ -26,7 +26,7 @@ from penstock.serve.fleet.table import Table
 
 log = logging.getLogger(__name__)
 
-_CHECK_S = 0.1
+_CHECK_S, _REACH_S = 0.1, 30.0
 _FIRST_S = 30.0
 """How long a gateway that starts waits for control before its own application answers."""
 
@@ -98,16 +98,19 @@ class TrafficShifts:
                 await self._first.wait()
         except TimeoutError:
             log.warning("Control has told no routes within %g s; this application answers.", _FIRST_S)
-        for model, known in self._models.items():
-            if application := self._desired.get(model):
-                try:
-                    await self._reach(model, application)
-                    known.current = application
-                except Exception as error:  # Serve's: the application has been deleted
-                    self._warn(model, application, error)
-            self._watch(model, "", known.handles[""])
+        await asyncio.gather(*map(self._take_over, self._models))
         self._begun = True
         self._apply()
+
+    async def _take_over(self, model: str) -> None:
+        known = self._models[model]
+        if application := self._desired.get(model):
+            try:
+                await self._reach(model, application)
+                known.current = application
+            except Exception as error:  # Serve's: the application has been deleted
+                self._warn(model, application, error)
+        self._watch(model, "", known.handles[""])
 
     def _status(self) -> GatewayStatus:
         routes = {
@@ -164,12 +167,16 @@ class TrafficShifts:
         log.info("%s: now answered by %s", model, application or "this application")
 
     async def _reach(self, model: str, application: str) -> None:
-        """Follows the replicas of another application, too. Raises: what Serve raises if there is none."""
+        """Follows the replicas of another application, too.
+
+        Raises: what Serve raises if there is none; TimeoutError.
+        """
         handles = self._models[model].handles
         if application not in handles:
-            handles[application] = await asyncio.to_thread(
-                self._find_handle, deployment_name(model), application
-            )
+            async with asyncio.timeout(_REACH_S):  # Serve's controller may be away
+                handles[application] = await asyncio.to_thread(
+                    self._find_handle, deployment_name(model), application
+                )
             self._watch(model, application, handles[application])
 
     def _is_ready(self, model: str, application: str) -> bool:

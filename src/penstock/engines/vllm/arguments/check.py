@@ -20,7 +20,8 @@ from pydantic_core import SchemaValidator, ValidationError
 from penstock.config import LLMConfig
 from penstock.config.messages.location import Location
 from penstock.config.messages.problems import config_error
-from penstock.engines.vllm.arguments import answer_cache, lora
+from penstock.engines.vllm.arguments import answer_cache
+from penstock.engines.vllm.arguments.defaults import lora_faults
 from penstock.errors import EngineStartFailed
 
 _TIME_LIMIT_S = 180.0
@@ -48,13 +49,15 @@ def check_arguments(configs: Sequence[LLMConfig]) -> Findings:
     if not asked:
         return Findings()
     if not installed():
-        return Findings(notices=(_not_here(asked),))
+        ids = ", ".join(repr(config.model_id) for config in asked)
+        why = "are not checked: vLLM is not installed here. The replica will check them."
+        return Findings(notices=(f"engine_kwargs of {ids} {why}",))
     problems = [
         located(config.location / "engine_kwargs", path, text)
         for config, faults in zip(asked, _faults(asked), strict=True)
         for path, text in faults
     ]
-    problems += [text for config in asked for text in lora.faults(config)]
+    problems += [text for config in asked for text in lora_faults(config)]
     return Findings(tuple(problems))
 
 
@@ -120,11 +123,6 @@ def parse_flags(argv: Sequence[str]) -> dict[str, Any]:
 def installed() -> bool:
     """Whether this Python has vLLM. Imports nothing."""
     return find_spec("vllm") is not None
-
-
-def _not_here(configs: Sequence[LLMConfig]) -> str:
-    ids = ", ".join(repr(config.model_id) for config in configs)
-    return f"engine_kwargs of {ids} are not checked: vLLM is not installed here. The replica will check them."
 
 
 def located(location: Location, path: Sequence[str | int], text: str) -> str:

@@ -1,4 +1,7 @@
-"""Default engine arguments where the user sets none, and why."""
+"""Default engine arguments where the user sets none, and why; LoRA slots follow from `lora_config`.
+
+Imports nothing of vLLM: configs are checked where it is not installed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ import psutil
 
 from penstock.config.derive.accelerators import accelerator_kind
 from penstock.config.derive.placement import gpu_share, workers
-from penstock.engines.vllm.arguments import lora
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
@@ -39,6 +41,9 @@ _KV_SIZES = {"kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_
 
 _GPU_MEMORY = 0.92
 """The part of a GPU's memory that vLLM takes by default. Engines that share a GPU share it."""
+
+_MAX_LORA_RANK = 32
+"""Most adapters have 8 to 32. Each slot costs memory by it, full or not: 0.2 GB for a model of 8 B."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +105,8 @@ def with_defaults(given: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
     if not shape.media_rules:
         defaults["allowed_media_domains"] = [_NO_DOMAIN]
     if shape.adapters:
-        given = {**given, **lora.raised(given, shape.adapters, shape.cpu)}
-        defaults |= lora.arguments(given, shape.adapters, shape.cpu)
+        given = {**given, **_raised(given, shape.adapters, shape.cpu)}
+        defaults |= lora_arguments(given, shape.adapters, shape.cpu)
     return {**defaults, **given}
 
 
@@ -111,3 +116,48 @@ def _cpu_kv_bytes() -> int:
     vLLM would take 92 % of the machine's memory, and Ray kills workers at 95 %.
     """
     return min(4096 * _MIB, psutil.virtual_memory().available // 4)
+
+
+def lora_arguments(given: Mapping[str, Any], adapters: int, cpu: bool) -> dict[str, Any]:
+    """vLLM's arguments for this many adapters at a time; the user's own win."""
+    in_batch = lora_slots(adapters, cpu) if cpu else adapters
+    in_memory = max(lora_slots(adapters, cpu), given.get("max_loras") or in_batch)
+    return {
+        "enable_lora": True,
+        "max_loras": min(in_batch, given.get("max_cpu_loras") or in_batch),
+        "max_cpu_loras": in_memory,
+        "max_lora_rank": _MAX_LORA_RANK,
+    }
+
+
+def _raised(given: Mapping[str, Any], adapters: int, cpu: bool) -> dict[str, int]:
+    """The user's own sizes, raised where a CPU needs more: configs for a GPU run there, too."""
+    least = lora_slots(adapters, cpu)
+    sizes = {name: given.get(name) for name in ("max_loras", "max_cpu_loras") if cpu}
+    return {name: least for name, size in sizes.items() if isinstance(size, int) and size < least}
+
+
+def lora_slots(adapters: int, cpu: bool) -> int:
+    """Slots that the engine needs: the adapters, and one being replaced while requests still use it.
+
+    On CPU one more that stays empty: in a batch with adapters vLLM 0.32 gives requests for the base model
+    what is in the last slot. Remove when a later version does not.
+    """
+    return adapters + 1 + cpu
+
+
+def lora_faults(config: LLMConfig) -> list[str]:
+    """What in `engine_kwargs` contradicts `lora_config`, each with its place."""
+    if config.lora_config is None:
+        return []
+    kwargs, location, found = config.engine_kwargs, config.location / "engine_kwargs", list[str]()
+    if kwargs.get("enable_lora") is False:
+        where = location / "enable_lora"
+        found.append(where.says("is false, but lora_config asks for adapters; leave out one of them."))
+    adapters = config.lora_config.max_num_adapters_per_replica
+    least, size = lora_slots(adapters, cpu=False), kwargs.get("max_cpu_loras")
+    if isinstance(size, int) and size < least:
+        why = f"lora_config.max_num_adapters_per_replica ({adapters}) needs at least {least}"
+        text = f"is {size}, but {why}: one to replace another. Leave it out, or lower the other."
+        found.append((location / "max_cpu_loras").says(text))
+    return found

@@ -21,12 +21,6 @@ _ALWAYS = {
     "VLLM_LOGGING_LEVEL": "WARNING",  # we show the phases of a start
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a forked child of a Ray actor hides the actor's death from Ray
 }
-_CPU = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else vLLM turns "uni" into "mp": one process more, 5 s later
-}
-_CPU_MANY_WORKERS = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # vLLM binds each worker to a NUMA node of its own, or fails
-}
 _CPU_TINY = {
     "OMP_NUM_THREADS": "1",  # threads spin longer than a toy computes: 64 requests in 7 s, instead of 0.6 s
     "TORCH_COMPILE_DISABLE": "1",  # compiling takes longer than the model will ever run
@@ -43,8 +37,10 @@ def prepare(shape: Shape) -> None:
     """
     defaults = dict(_ALWAYS)
     if shape.cpu:
-        defaults |= _CPU
-        defaults |= _CPU_MANY_WORKERS if shape.workers > 1 else {}
+        # Else vLLM turns "uni" into "mp": one process more, 5 s later.
+        defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        if shape.workers > 1:  # vLLM binds each worker to a NUMA node of its own, or fails
+            defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         defaults |= _CPU_TINY if shape.tiny else {}
     if shape.gpu_share < 1:
         defaults["VLLM_RAY_PER_WORKER_GPUS"] = f"{shape.gpu_share:g}"  # else a worker asks for a whole one
@@ -53,13 +49,10 @@ def prepare(shape: Shape) -> None:
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     json_logs.prepare_vllm(os.environ["VLLM_LOGGING_LEVEL"].upper())
-    _allow_our_plugin()
+    allowed = os.environ.get(_PLUGINS)
+    if allowed is not None and _OUR_PLUGIN not in allowed.split(
+        ","
+    ):  # else workers are not tied to their owner
+        os.environ[_PLUGINS] = ",".join(filter(None, [allowed, _OUR_PLUGIN]))
     if "://" in os.environ.get(_PORT, ""):  # of a Kubernetes Service named `vllm`; vLLM would not start
         del os.environ[_PORT]
-
-
-def _allow_our_plugin() -> None:
-    """A user's list of allowed plugins would leave the workers untied from their owner."""
-    allowed = os.environ.get(_PLUGINS)
-    if allowed is not None and _OUR_PLUGIN not in allowed.split(","):
-        os.environ[_PLUGINS] = ",".join(filter(None, [allowed, _OUR_PLUGIN]))

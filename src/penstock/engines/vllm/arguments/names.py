@@ -8,17 +8,13 @@ from __future__ import annotations
 import ast
 import functools
 import re
-import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from importlib.metadata import entry_points
-from importlib.util import find_spec
-from pathlib import Path
 
 from penstock.config import LLMConfig
 from penstock.config.messages.problems import unknown
 from penstock.engines.vllm.arguments.refused import REFUSED
+from penstock.engines.vllm.arguments.source import PackageSource, syntax_tree
 
 HELP = "`python -m vllm.entrypoints.openai.api_server --help=all` lists all."
 
@@ -61,52 +57,23 @@ def _may_be(flag: str, there: Iterable[str]) -> bool:
     return any(one.startswith((name, name.removeprefix("no_"))) for one in there)
 
 
-_parsing, _TRIES = threading.Lock(), 10
-
-
 @functools.cache
 def known() -> frozenset[str]:
     """Every argument and flag of the installed vLLM, as identifiers; empty where its source does not say."""
-    found = find_spec("vllm")
-    if found is None or not found.submodule_search_locations or entry_points(group=_PLUGINS):
+    source = PackageSource.installed("vllm")
+    if source is None or entry_points(group=_PLUGINS):
         return frozenset()
-    root = Path(found.submodule_search_locations[0])
+    files = [file for pattern in _SOURCES for file in source.folder.glob(pattern)]
+    modules = [".".join(file.relative_to(source.folder).with_suffix("").parts) for file in files]
     try:
-        trees = [syntax_tree(file.read_text()) for pattern in _SOURCES for file in root.glob(pattern)]
+        fields = [
+            set[str]().union(*(source.fields(f"{module}:{name}") or () for module in modules))
+            for name in _CLASSES
+        ]
+        flags = [name for file in files for name in _flags(syntax_tree(file.read_text()))]
     except (OSError, SyntaxError, ValueError):
         return frozenset()
-    classes = {node.name: node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    fields = [_fields(name, classes) for name in _CLASSES]
-    if not all(fields):
-        return frozenset()
-    return frozenset().union(*fields, *(_flags(tree) for tree in trees))
-
-
-def syntax_tree(text: str) -> ast.Module:
-    """As `ast.parse`. CPython 3.11 counts depth for all threads together, and may raise when two parse."""
-    with _parsing:
-        for _ in range(_TRIES):
-            with suppress(SystemError):  # a thread that is not ours parses, too
-                return ast.parse(text)
-            time.sleep(0.01)
-        return ast.parse(text)
-
-
-def _fields(name: str, classes: dict[str, ast.ClassDef]) -> frozenset[str]:
-    """The fields of a dataclass and of its bases; empty when one of them is not among `classes`."""
-    found: set[str] = set()
-    left = [name]
-    while left:
-        node = classes.get(left.pop())
-        if node is None:
-            return frozenset()
-        found |= {
-            field.target.id
-            for field in node.body
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        }
-        left += [base.id if isinstance(base, ast.Name) else "" for base in node.bases]
-    return frozenset(found)
+    return frozenset(flags).union(*fields) if all(fields) else frozenset()
 
 
 def _flags(tree: ast.Module) -> Iterator[str]:

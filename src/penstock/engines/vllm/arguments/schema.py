@@ -11,6 +11,7 @@ import functools
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Annotated, Any, cast
 
 import vllm.config
@@ -26,7 +27,11 @@ from penstock.config.messages.type_names import choices, describe, members, shap
 from penstock.engines.vllm.arguments.check import is_opaque, located, to_json
 from penstock.engines.vllm.arguments.names import HELP
 from penstock.engines.vllm.arguments.refused import REFUSED
-from penstock.engines.vllm.arguments.serve_cli import FrontendArgs
+
+if find_spec("vllm.entrypoints.launchers.cli_args") is None:  # from vLLM 0.33 on
+    from vllm.entrypoints.common import cli_args  # pyright: ignore[reportAttributeAccessIssue]
+else:
+    from vllm.entrypoints.launchers import cli_args
 
 Fault = tuple[Path, str]
 
@@ -81,7 +86,8 @@ def _faults_inside(outer: type[Any], error: ValidationError) -> list[Fault]:
             name = str(detail["loc"][-1])
             found[*path, name] = unknown("key", name, siblings)
         elif argument is None or detail["type"] in ("value_error", "assertion_error"):
-            found.setdefault(path, _in_vllms_words(detail["msg"]))
+            words = detail["msg"].removeprefix("Value error, ").strip().splitlines()[0]
+            found.setdefault(path, f"vLLM says: {words}")
         else:
             found.setdefault(path, argument.misfit(detail["input"]))
     return list(found.items())
@@ -99,10 +105,6 @@ def _locate(outer: type[Any], loc: Path) -> tuple[Path, Argument | None, Mapping
             inner = shape(argument.annotation)
             inside = _fields(inner) if inner else {}
     return tuple(path), argument, inside
-
-
-def _in_vllms_words(message: str) -> str:
-    return f"vLLM says: {message.removeprefix('Value error, ').strip().splitlines()[0]}"
 
 
 @functools.cache
@@ -145,7 +147,7 @@ def engine_arguments() -> dict[str, Argument]:
 
 def frontend_arguments() -> dict[str, Argument]:
     """The fields of vLLM's OpenAI server (`chat_template`, `tool_call_parser`, ...)."""
-    return _fields(FrontendArgs)
+    return _fields(cli_args.FrontendArgs)
 
 
 def plain() -> dict[str, Any]:

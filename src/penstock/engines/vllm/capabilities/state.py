@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from penstock.config import Settings
 from penstock.config.messages.problems import config_error, unknown
 from penstock.engines.vllm.arguments import answer_cache
+from penstock.engines.vllm.arguments.source import PackageSource
 from penstock.engines.vllm.capabilities.needs import Need
-from penstock.engines.vllm.capabilities.source import PackageSource
 from penstock.engines.vllm.capabilities.table import CAPABILITIES, FLOOR
 from penstock.errors import EngineStartFailed
 
@@ -81,9 +81,9 @@ def fit() -> Fit | None:
     answer = answer_cache.find(question)
     if answer is None:
         found = compare(source)
-        answer_cache.keep(question, {"floor": found.floor, "gaps": dict(found.gaps)})
+        answer_cache.keep(question, asdict(found))
         return found
-    return Fit(answer["floor"], answer["gaps"])
+    return Fit(**answer)
 
 
 def compare(source: PackageSource) -> Fit:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from penstock.engine import HOST
-from penstock.engines.vllm.core import nixl_progress
+from penstock.engines.vllm.core import plugin
 from penstock.errors import EngineStartFailed
 
 _CHANNEL_HOST, _CHANNEL_PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
@@ -41,7 +41,7 @@ def prepared(vllm_config: Any, held: ExitStack) -> dict[str, str]:
     ours = {_CHANNEL_HOST: os.environ.get(HOST, "localhost"), _CHANNEL_PORT: str(port)}
     if vllm_config.device_config.device_type == "cpu" and _uses_nixl(transfer):
         # vLLM sets the second unless NIXL is already imported.
-        ours |= {nixl_progress.RESTS: "1", _UNRELEASED: "1024"}
+        ours |= {plugin.NIXL_RESTS: "1", _UNRELEASED: "1024"}
     return {name: value for name, value in ours.items() if name not in os.environ}
 
 

@@ -16,6 +16,8 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from penstock.engines.process.child import said_by
 from penstock.engines.vllm.capabilities.state import Capabilities
 from penstock.engines.vllm.core import failure_reason, kv_transfer, plugin
@@ -28,8 +30,6 @@ _WORKERS_S = 1.0  # they end when their core does
 _LINGER_MS = 500
 _OF_THE_CORE = ("adapter_layers", "lasting_core", "token_groups")
 """Capabilities that the core's process itself must know."""
-
-_MODULE = "penstock.engines.vllm.core.process"
 
 
 class Core:
@@ -47,9 +47,14 @@ class Core:
         failure_reason.clear(self._reason_file)
         self._is_ready = False
         self._held = ExitStack()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _MODULE], stdin=subprocess.PIPE, env=self._environment()
-        )
+        environment = {
+            **os.environ,
+            plugin.OWNER: str(os.getpid()),
+            failure_reason.ENVIRONMENT: str(self._reason_file),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # as multiprocessing does for its children
+        }
+        command = [sys.executable, "-P", "-m", "penstock.engines.vllm.core.process"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         self.ended: asyncio.Future[str] = self._loop.create_future()
         """The reason, once it has ended."""
         self._watch = os.pidfd_open(self._process.pid)
@@ -63,22 +68,18 @@ class Core:
         """Kills it and its descendants at once."""
         tree.kill_tree(self._process)
 
-    @property
-    def input_address(self) -> str:
-        """Where the front-end listens for the core's ready message and sends requests."""
-        return self._address("input")
-
-    @property
-    def output_address(self) -> str:
-        """Where the front-end receives outputs."""
-        return self._address("output")
+    def address(self, name: str) -> str:
+        """Of "input", where the front-end listens for the core's ready message and sends requests; of
+        "output", where it receives outputs; of the "handshake".
+        """
+        return f"ipc://{self._folder}/{name}"
 
     def order(self, vllm_config: Any, executor_class: type[Any], capabilities: Capabilities) -> bytes:
         """The config to run, as `obey` takes it."""
         order = {
             "vllm_config": vllm_config,
             "executor_class": executor_class,
-            "handshake_address": self._address("handshake"),
+            "handshake_address": self.address("handshake"),
             "capabilities": [name for name in _OF_THE_CORE if capabilities.has(name)],
         }
         # vLLM adds to it while it builds the config.
@@ -114,13 +115,12 @@ class Core:
             self._held.close()
 
     async def _handshake(self) -> None:
-        import msgspec
         import zmq
         import zmq.asyncio
 
         leads: dict[str, Any] | None = None
         with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as router:
-            router.bind(self._address("handshake"))
+            router.bind(self.address("handshake"))
             while True:
                 identity, message = await router.recv_multipart()
                 said = msgspec.msgpack.decode(message)
@@ -133,11 +133,12 @@ class Core:
 
     async def _welcome(self, leads: dict[str, Any] | None) -> bytes:
         """Addresses of the front-end and, in a gang, of the coordinator. leads: in the first core."""
-        import msgspec
         from vllm.v1.engine.utils import EngineHandshakeMetadata, EngineZmqAddresses
 
         shared = await self._gang.share(leads) if self._gang else {"addresses": {}, "parallel_config": {}}
-        addresses = EngineZmqAddresses([self.input_address], [self.output_address], **shared["addresses"])
+        addresses = EngineZmqAddresses(
+            [self.address("input")], [self.address("output")], **shared["addresses"]
+        )
         return msgspec.msgpack.encode(EngineHandshakeMetadata(addresses, shared["parallel_config"]))
 
     def announce_death(self) -> None:
@@ -147,7 +148,7 @@ class Core:
 
         with zmq.Context() as context, context.socket(zmq.PUSH) as output:
             output.setsockopt(zmq.LINGER, _LINGER_MS)
-            output.connect(self.output_address)
+            output.connect(self.address("output"))
             output.send(EngineCoreProc.ENGINE_CORE_DEAD)
 
     def reason(self) -> str | None:
@@ -167,17 +168,6 @@ class Core:
                 self._process.kill()
                 await self.ended
             await asyncio.to_thread(tree.end, below, _WORKERS_S, _GRACE_S)
-
-    def _environment(self) -> dict[str, str]:
-        return {
-            **os.environ,
-            plugin.OWNER: str(os.getpid()),
-            failure_reason.ENVIRONMENT: str(self._reason_file),
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # as multiprocessing does for its children
-        }
-
-    def _address(self, name: str) -> str:
-        return f"ipc://{self._folder}/{name}"
 
     def _on_end(self) -> None:
         self._loop.remove_reader(self._watch)

@@ -27,8 +27,11 @@ def main() -> None:
         "EngineCore"  # the name in its log lines, as vLLM's users know it
     )
     plugin.register()
-    with uncollected():
-        _import_ahead()
+    with uncollected():  # what every model needs; the model's own class follows from the config
+        from vllm.platforms import current_platform
+
+        import_module("vllm.v1.engine.core")
+        import_module(f"vllm.v1.worker.{'cpu' if current_platform.is_cpu() else 'gpu'}_worker")
     environment: dict[str, str] = pickle.load(sys.stdin.buffer)
     if any(environment.get(name) != os.environ.get(name) for name in READ_BY_IMPORTS):
         _start_again(environment)
@@ -98,14 +101,6 @@ def _start_again(environment: Mapping[str, str]) -> NoReturn:
     os.lseek(rest, 0, os.SEEK_SET)
     os.dup2(rest, sys.stdin.fileno())
     os.execve(sys.executable, sys.orig_argv, {**os.environ, **environment})
-
-
-def _import_ahead() -> None:
-    """Imports what every model needs; the model's own class follows from the config."""
-    from vllm.platforms import current_platform
-
-    import_module("vllm.v1.engine.core")
-    import_module("vllm.v1.worker.cpu_worker" if current_platform.is_cpu() else "vllm.v1.worker.gpu_worker")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ What a capability needs is imported only where it is on: elsewhere the import mi
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from operator import attrgetter
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from prometheus_client import Gauge
@@ -34,9 +35,12 @@ def prepare(capabilities: Capabilities) -> None:
 
 def add(capabilities: Capabilities, app: FastAPI, llm: AsyncLLM) -> None:
     """Changes the application."""
-    for name, change, given in _CHANGES:
+    given = SimpleNamespace(app=app, llm=llm)
+    for name, change, arguments in _CHANGES:
         if capabilities.has(name):
-            resolve_name(f"penstock.engines.vllm.{change}")(*given(app, llm))
+            resolve_name(f"penstock.engines.vllm.{change}")(
+                *(attrgetter(one)(given) for one in arguments.split())
+            )
     for name in CAPABILITIES:
         _gauge().labels(name).set(capabilities.has(name))
 
@@ -56,37 +60,22 @@ def _gauge() -> Gauge:
     return Gauge(GAUGE, "1 for what Penstock adds to vLLM, 0 for what is off.", ["capability"])
 
 
-_Given = Callable[[FastAPI, Any], tuple[Any, ...]]
-
-
-def _state(app: FastAPI, llm: Any) -> tuple[Any, ...]:
-    return (app.state,)
-
-
-def _config(app: FastAPI, llm: Any) -> tuple[Any, ...]:
-    return (llm.vllm_config,)
-
-
-_CHANGES: tuple[tuple[str, str, _Given], ...] = (
-    ("fast_stream", "frontend.fast_stream:use_fast_path", _state),
-    ("fast_stream_beside_tools", "frontend.fast_stream:use_beside_tools", _state),
-    ("stop_strings", "frontend.token_text:hold_stops", _config),
-    ("single_tokens", "frontend.token_text:cut_for_parsers", lambda app, llm: (app.state, llm)),
-    ("response_store", "frontend.response_store:keep_responses", _state),
-    ("item_references", "frontend.response_store:name_items", lambda app, llm: ()),
-    ("response_calls", "frontend.response_store:add_calls", lambda app, llm: (app,)),
-    ("request_limits", "frontend.limits:hold", _state),
-    ("runner_limits", "frontend.limits:hold_to_runner", _config),
-    ("text_limits", "tokenizing.texts:limit_texts", lambda app, llm: (llm.renderer,)),
-    ("text_limits", "tokenizing.texts:limit_scores", _state),
-    ("structure_errors", "frontend.structured_output:tell_reasons", lambda app, llm: ()),
-    ("structure_errors", "frontend.structured_output:verify_messages", _state),
-    ("strict_tools", "frontend.forced_tools:hold_arguments", _state),
-    ("transcript_text", "frontend.transcript_text:answer_texts", lambda app, llm: (app,)),
-    (
-        "prepared_prompts",
-        "frontend.prepared_prompts:take_prepared",
-        lambda app, llm: (llm.renderer, llm.model_config),
-    ),
+_CHANGES = (
+    ("fast_stream", "frontend.fast_stream:use_fast_path", "app.state"),
+    ("fast_stream_beside_tools", "frontend.fast_stream:use_beside_tools", "app.state"),
+    ("stop_strings", "frontend.token_text:hold_stops", "llm.vllm_config"),
+    ("single_tokens", "frontend.token_text:cut_for_parsers", "app.state llm"),
+    ("response_store", "frontend.response_store:keep_responses", "app.state"),
+    ("item_references", "frontend.response_store:name_items", ""),
+    ("response_calls", "frontend.response_store:add_calls", "app"),
+    ("request_limits", "frontend.limits:hold", "app.state"),
+    ("runner_limits", "frontend.limits:hold_to_runner", "llm.vllm_config"),
+    ("text_limits", "tokenizing.texts:limit_texts", "llm.renderer"),
+    ("text_limits", "tokenizing.texts:limit_scores", "app.state"),
+    ("structure_errors", "frontend.structured_output:tell_reasons", ""),
+    ("structure_errors", "frontend.structured_output:verify_messages", "app.state"),
+    ("strict_tools", "frontend.forced_tools:hold_arguments", "app.state"),
+    ("transcript_text", "frontend.transcript_text:answer_texts", "app"),
+    ("prepared_prompts", "frontend.prepared_prompts:take_prepared", "llm.renderer llm.model_config"),
 )
 """Capability, function, and its arguments, in the order in which they wrap: the last sees a request first."""

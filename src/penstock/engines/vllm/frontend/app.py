@@ -23,10 +23,11 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
 
-from penstock.engines.vllm.arguments.serve_cli import FrontendArgs, validate_parsed_serve_args
+from penstock.engines.vllm.arguments.schema import cli_args
 from penstock.engines.vllm.capabilities.state import Capabilities
 from penstock.engines.vllm.core import kv_transfer
 from penstock.engines.vllm.core.imports import uncollected
+from penstock.engines.vllm.core.launch import Core
 from penstock.engines.vllm.frontend import additions
 from penstock.engines.vllm.frontend.load import Scheduled
 from penstock.engines.vllm.frontend.timing import TimedLLM
@@ -39,7 +40,7 @@ class Plan:
     """What will be served, validated by vLLM; nothing is loaded yet."""
 
     engine_args: AsyncEngineArgs
-    frontend_args: FrontendArgs
+    frontend_args: cli_args.FrontendArgs
     vllm_config: VllmConfig
     executor_class: type[Executor]
 
@@ -48,8 +49,8 @@ def plan(engine_arguments: Mapping[str, Any], frontend_arguments: Mapping[str, A
     """Raises: what vLLM raises for arguments and models that it rejects."""
     envs.disable_envs_cache()  # of an earlier engine in this process
     engine_args = AsyncEngineArgs(**engine_arguments)
-    frontend_args = FrontendArgs(**frontend_arguments)
-    validate_parsed_serve_args(_namespace(engine_args, frontend_args))
+    frontend_args = cli_args.FrontendArgs(**frontend_arguments)
+    cli_args.validate_parsed_serve_args(_namespace(engine_args, frontend_args))
     vllm_config = engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER)
     maybe_register_config_serialize_by_value()  # else classes from the model's own code do not reach the core
     parallel = vllm_config.parallel_config
@@ -83,12 +84,8 @@ def import_rest(plan: Plan, capabilities: Capabilities) -> None:
         check(cached_tokenizer_from_config(model), model.tokenizer, plan.frontend_args.chat_template)
 
 
-def connect(
-    plan: Plan, capabilities: Capabilities, latest: Scheduled, input_address: str, output_address: str
-) -> TimedLLM:
-    """AsyncLLM over the core at these addresses, which is ready; its scheduler's numbers are stored in
-    `latest`.
-    """
+def connect(plan: Plan, capabilities: Capabilities, latest: Scheduled, core: Core) -> TimedLLM:
+    """AsyncLLM over the core, which is ready; its scheduler's numbers are stored in `latest`."""
     more: dict[str, Any] = {}
     if capabilities.has("scheduler_stats"):
         from penstock.engines.vllm.frontend.stats import SchedulerLogger
@@ -104,7 +101,7 @@ def connect(
         log_requests=plan.engine_args.enable_log_requests,
         usage_context=UsageContext.OPENAI_API_SERVER,
         timed=capabilities.has("request_timings"),
-        client_addresses={"input_address": input_address, "output_address": output_address},
+        client_addresses={"input_address": core.address("input"), "output_address": core.address("output")},
         **more,
     )
     llm.engine_core.input_socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # for a replacement core
@@ -133,7 +130,7 @@ async def build_app(llm: AsyncLLM, plan: Plan, capabilities: Capabilities) -> Fa
     return app
 
 
-def _namespace(engine_args: AsyncEngineArgs, frontend_args: FrontendArgs) -> Namespace:
+def _namespace(engine_args: AsyncEngineArgs, frontend_args: cli_args.FrontendArgs) -> Namespace:
     """The namespace that vLLM's command line would pass to its server."""
     command = {"headless": False, "api_server_count": 1, "grpc": False}
     return Namespace(**{**command, **vars(frontend_args), **vars(engine_args)})

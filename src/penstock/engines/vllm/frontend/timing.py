@@ -131,12 +131,6 @@ def _refuse_unprepared() -> None:
 
 
 def spent(stats: RequestStateStats) -> EngineTimings:
-    """Turns the core's timestamps into durations; 0 for what has not happened."""
-    if not stats.scheduled_ts:
-        return EngineTimings()
-    queue_s = stats.scheduled_ts - stats.queued_ts
-    if not stats.first_token_ts:
-        return EngineTimings(queue_s)
-    return EngineTimings(
-        queue_s, stats.first_token_ts - stats.scheduled_ts, stats.last_token_ts - stats.first_token_ts
-    )
+    """Turns the core's timestamps, which are 0 for what has not happened, into durations."""
+    times = stats.scheduled_ts or None, stats.first_token_ts or None, stats.last_token_ts
+    return EngineTimings.between(stats.queued_ts, *times)

@@ -1,6 +1,6 @@
 """Plain requests of batch rows, answered without vLLM's HTTP application.
 
-`plain` says which requests are, `build` on which engines; `responder` has them rendered (`bulk`, `prompts`),
-runs them, and makes the text of an output from all its tokens (`text`) and the JSON of vLLM's own response
+`plain` says which requests are, `responder` on which engines; it has them rendered (`bulk`, `prompts`), runs
+them, and makes the text of an output from all its tokens and the JSON of vLLM's own response
 (`body`).
 """

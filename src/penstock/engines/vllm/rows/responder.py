@@ -1,5 +1,6 @@
 """Answers plain requests: read, rendered, run by AsyncLLM, and written as vLLM's own response would be.
 
+Engines whose configuration would change a prompt, or add to a response of plain requests, have no responder.
 Importing this file imports vLLM.
 """
 
@@ -10,21 +11,34 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from fastapi import FastAPI
+from tokenizers.decoders import ByteLevel
+from transformers import TokenizersBackend
+from vllm.config import VllmConfig
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.utils import random_uuid
+from vllm.utils.mistral import is_mistral_tokenizer
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
+from penstock.engines.vllm.frontend.direct_routes import foreign_middleware
 from penstock.engines.vllm.frontend.timing import TimedLLM
-from penstock.engines.vllm.rows.body import BodyWriter
+from penstock.engines.vllm.rows.body import BodyWriter, chat_body, completion_body
 from penstock.engines.vllm.rows.bulk import Bulk
-from penstock.engines.vllm.rows.plain import Plain, read
-from penstock.engines.vllm.rows.prompts import Prompt
-from penstock.engines.vllm.rows.text import Texts, decodes_at_once
+from penstock.engines.vllm.rows.plain import CHAT, COMPLETIONS, Plain, read
+from penstock.engines.vllm.rows.prompts import Prompt, chat_prompts, completion_prompts
 from penstock.errors import Error
 
 _REFUSALS = (VLLMClientError, GracefulHTTPError)
 """Of a request that has not reached the engine."""
+
+_TORN = "\N{REPLACEMENT CHARACTER}"
+_TAIL = 8
+"""Tokens of a prompt by which its end is judged: a character has up to four bytes, a token one at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +114,87 @@ class RowResponder:
 def _render(call: tuple[Callable[[Any], Prompt], Plain]) -> Prompt:
     render, plain = call
     return render(plain)
+
+
+def decodes_at_once(tokenizer: Any) -> bool:
+    """Whether the text of two token lists is that of their concatenation.
+
+    Byte-level decoders join the bytes of tokens; others strip or replace what lies between two tokens.
+    """
+    fast: type[Any] = TokenizersBackend  # for others, vLLM's detokenizer is its own
+    return isinstance(tokenizer, fast) and isinstance(tokenizer._tokenizer.decoder, ByteLevel)
+
+
+class Texts:
+    """Makes the text of an output from all of its tokens, as vLLM's incremental detokenizer would.
+
+    tokenizer: one for which `decodes_at_once` holds.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._decode = tokenizer._tokenizer.decode  # not the public one, which copies and cleans up
+
+    def of(self, prompt: list[int], tokens: list[int], params: SamplingParams) -> str:
+        """tokens: without the one that ended the output, if any."""
+        skip = params.skip_special_tokens
+        text: str = self._decode(tokens, skip)
+        before: str = self._decode(prompt[-_TAIL:], skip)
+        if _TORN in text or not before or before.endswith(_TORN):
+            return self._step_by_step(prompt, tokens, params)
+        return text
+
+    def _step_by_step(self, prompt: list[int], tokens: list[int], params: SamplingParams) -> str:
+        """Where characters are torn, what vLLM shows of them depends on each step."""
+        request = EngineCoreRequest("", prompt, None, params, None, 0.0, None, None, None)
+        detokenizer = IncrementalDetokenizer.from_new_request(self._tokenizer, request)
+        detokenizer.update(tokens, stop_terminated=False)
+        return detokenizer.get_next_output_text(finished=True, delta=False)
+
+
+async def row_responder(llm: TimedLLM, app: FastAPI) -> RowResponder | None:
+    """app: vLLM's. None for an engine whose requests are never plain."""
+    counts = getattr(app.state, "enable_server_load_tracking", False)  # at each endpoint
+    if not _is_plain(llm.vllm_config) or foreign_middleware(app) or counts:
+        return None
+    chat, completion = app.state.openai_serving_chat, app.state.openai_serving_completion
+    endpoints = dict[str, PlainEndpoint]()
+    if type(chat) is OpenAIServingChat and _adds_nothing(chat) and _renders_by_template(chat):
+        render, body = chat_prompts(chat), await chat_body(chat)
+        endpoints[CHAT] = PlainEndpoint("chatcmpl", chat.models.model_name(None), render, body)
+    if type(completion) is OpenAIServingCompletion and _adds_nothing(completion):
+        render, body = completion_prompts(completion), completion_body(completion)
+        endpoints[COMPLETIONS] = PlainEndpoint("cmpl", completion.models.model_name(None), render, body)
+    return RowResponder(llm, endpoints) if endpoints else None
+
+
+def _is_plain(config: VllmConfig) -> bool:
+    """Whether outputs are tokens alone, of prompts of tokens alone."""
+    model = config.model_config
+    outputs: Any = getattr(config, "aux_output_config", model)  # vLLM 0.30 has none
+    return not (
+        model.skip_tokenizer_init
+        or model.is_encoder_decoder
+        or model.is_diffusion
+        or model.enable_prompt_embeds
+        or model.return_sampling_mask
+        or outputs.enable_return_routed_experts
+        or config.speculative_config
+        or config.kv_transfer_config
+        or config.ec_transfer_config
+        or config.observability_config.otlp_traces_endpoint
+    )
+
+
+def _adds_nothing(serving: Any) -> bool:
+    return serving.request_logger is None and not serving.enable_per_request_metrics
+
+
+def _renders_by_template(chat: OpenAIServingChat) -> bool:
+    """Whether a message's text is put into the chat template and the answer's text is its content."""
+    tokenizer = chat.renderer.tokenizer
+    return (
+        chat.parser_cls is None
+        and not chat.online_renderer.use_harmony
+        and not is_mistral_tokenizer(tokenizer)
+    )

@@ -27,7 +27,7 @@ from penstock import asgi
 from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.errors import BadRequest, Error
 from penstock.hooks import Threads, fault, takes_two
-from penstock.layers.hooks import context_of
+from penstock.layers.preprocessing import context_of
 from penstock.openai.asgi_response import EventStream, send_error, send_json
 from penstock.openai.errors import form
 from penstock.serve.gateway.routes import RESERVED

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from penstock.engines.vllm.arguments.names import syntax_tree
+_parsing, _TRIES = threading.Lock(), 10
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -113,6 +116,16 @@ class PackageSource:
         return None
 
 
+def syntax_tree(text: str) -> ast.Module:
+    """As `ast.parse`. CPython 3.11 counts depth for all threads together, and may raise when two parse."""
+    with _parsing:
+        for _ in range(_TRIES):
+            with suppress(SystemError):  # a thread that is not ours parses, too
+                return ast.parse(text)
+            time.sleep(0.01)
+        return ast.parse(text)
+
+
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """Also those below a top-level `if` or `try`."""
     for node in body:
@@ -121,22 +134,22 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements([*node.body, *node.orelse])
 
 
-def _names(node: ast.stmt) -> set[str]:
+def _names(node: ast.AST) -> set[str]:
     """What a statement defines."""
     if isinstance(node, Function | ast.ClassDef):
         return {node.name}
-    targets = node.targets if isinstance(node, ast.Assign) else []
-    if isinstance(node, ast.AnnAssign):
-        targets = [node.target]
-    return {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+    return {name.id for one in _targets(node) for name in ast.walk(one) if isinstance(name, ast.Name)}
 
 
 def _set_on_self(method: Function, name: str) -> ast.AST | None:
     for node in ast.walk(method):
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        if isinstance(node, ast.AnnAssign):
-            targets = [node.target]
-        for target in targets:
-            if isinstance(target, ast.Attribute) and target.attr == name:
-                return node
+        if any(isinstance(one, ast.Attribute) and one.attr == name for one in _targets(node)):
+            return node
     return None
+
+
+def _targets(node: ast.AST) -> list[ast.expr]:
+    """What an assignment assigns to."""
+    if isinstance(node, ast.AnnAssign):
+        return [node.target]
+    return node.targets if isinstance(node, ast.Assign) else []
