@@ -32,7 +32,7 @@ WANTED = 0.9
 TESTS = {
     "serve/gateway/admission.py": "unit/test_admission unit/test_interleaved http/test_admission"
     " http/test_service_tier",
-    "serve/gateway/auth.py": "http/test_auth http/test_admin http/test_web_pages",
+    "serve/gateway/auth.py": "http/test_auth http/test_admin http/test_web_pages http/test_batches_api",
     "serve/gateway/dispatch.py": "http/test_interleaved_gateway http/test_failover http/test_fallbacks"
     " http/test_streams_cut http/test_replica_faults http/test_flow",
     "serve/fleet/table.py": "unit/test_table unit/test_admission unit/test_routing_policies"
