@@ -18,6 +18,7 @@ import pytest_asyncio
 from enginetest import MODEL_ID, Served, listening
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.http.drawn import RIGHT
 from vllm import SamplingParams
 from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
 from vllm.entrypoints.openai.chat_completion.protocol import BatchChatCompletionRequest, ChatCompletionRequest
@@ -39,51 +40,6 @@ pytestmark = [
 
 Json = Any
 
-SAYS = [{"role": "user", "content": "Who are you?"}]
-TOOL = {
-    "type": "function",
-    "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}},
-}
-SCHEMA = {
-    "type": "json_schema",
-    "json_schema": {"name": "pair", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}},
-}
-
-REQUESTS: dict[str, list[Json]] = {
-    "/v1/chat/completions": [
-        {"messages": SAYS, "max_tokens": 4, "temperature": 0.5, "n": 1, "stop": ["x"], "logprobs": True},
-        {"messages": SAYS, "max_tokens": 4, "tools": [TOOL], "tool_choice": "auto", "stream": True},
-        {
-            "messages": SAYS,
-            "max_tokens": 4,
-            "response_format": {"type": "json_schema", "json_schema": SCHEMA},
-        },
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}], "max_tokens": 4},
-    ],
-    "/v1/chat/completions/batch": [{"messages": [SAYS, SAYS], "max_tokens": 4}],
-    "/v1/completions": [
-        {"prompt": "Hello", "max_tokens": 4, "logprobs": 2, "echo": True},
-        {"prompt": [[1, 2, 3], [4]], "max_tokens": 4, "stream": True},
-        {"prompt": "Hello", "max_tokens": 4, "structured_outputs": {"choice": ["a", "b"]}},
-    ],
-    "/v1/generate": [
-        {"prompt": "Hello", "sampling_params": {"max_tokens": 4, "n": 1, "top_k": 3}},
-        {"prompt_token_ids": [1, 2], "sampling_params": {"max_tokens": 4, "stop": ["x"]}, "stream": True},
-    ],
-    "/v1/responses": [{"input": "Hello", "max_output_tokens": 4}, {"input": SAYS, "max_output_tokens": 4}],
-    "/v1/messages": [
-        {"messages": SAYS, "max_tokens": 4, "system": "Be short."},
-        {
-            "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
-            "max_tokens": 4,
-            "tools": [{"name": "look", "input_schema": {"type": "object"}}],
-        },
-    ],
-    "/v1/messages/count_tokens": [{"messages": SAYS}],
-    "/tokenize": [{"prompt": "Hello"}, {"messages": SAYS}],
-    "/detokenize": [{"tokens": [1, 2, 3]}],
-}
-
 MODELS: dict[str, tuple[type, ...]] = {
     "/v1/chat/completions": (ChatCompletionRequest,),
     "/v1/chat/completions/batch": (BatchChatCompletionRequest,),
@@ -95,6 +51,18 @@ MODELS: dict[str, tuple[type, ...]] = {
     "/tokenize": (TokenizeChatRequest, TokenizeCompletionRequest),
     "/detokenize": (DetokenizeRequest,),
 }
+
+REQUESTS: dict[str, list[Json]] = {
+    path: [
+        right | {name: 4 for name in ("max_tokens", "max_output_tokens") if name in right} for right in rights
+    ]
+    for path, rights in RIGHT.items()
+    if path in MODELS
+}
+REQUESTS["/v1/generate"] = [
+    {"prompt": "Hello", "sampling_params": {"max_tokens": 4, "n": 1, "top_k": 3}},
+    {"prompt_token_ids": [1, 2], "sampling_params": {"max_tokens": 4, "stop": ["x"]}, "stream": True},
+]
 
 ODD = [
     *(None, True, False, 0, 1, -1, 2**31, 2**63, 2**64, -(2**63) - 1, 10**400),
@@ -132,7 +100,7 @@ def fields(path: str) -> list[tuple[Any, ...]]:
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[str, Json]:
     path = draw(st.sampled_from(list(REQUESTS)))
-    body = deepcopy(draw(st.sampled_from(REQUESTS[path])))
+    body = deepcopy(draw(st.sampled_from(REQUESTS[path]))) | {"model": MODEL_ID}
     for _ in range(draw(st.sampled_from([1, 1, 2]))):
         *above, key = draw(st.sampled_from([*places(body), *fields(path)]))
         inner, odd = body, deepcopy(draw(st.sampled_from(ODD)))
@@ -156,8 +124,7 @@ async def http(under_test: Served) -> AsyncIterator[httpx.AsyncClient]:
 @given(request=requests())
 async def test_an_odd_request_is_answered_or_refused_and_others_go_on(http: httpx.AsyncClient, request):
     path, body = request
-    content = json.dumps({"model": MODEL_ID} | body)
-    answer = await http.post(path, content=content, headers={"content-type": "application/json"})
+    answer = await http.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
     assert answer.status_code < 500, answer.text
     if answer.status_code >= 400:
         assert answer.json()["error"]["message"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from typing import Any
@@ -24,7 +23,6 @@ from pooling import (
     SOUP,
     TRAIN,
     Pooled,
-    floats,
     pooled,
     row,
     same,
@@ -85,20 +83,6 @@ async def test_pairs_of_one_subject_score_high(reranker: Pooled, path: str, name
     assert max(await scored(["kitten", "stadium", "salary"], DOCUMENTS)) < 0.1
 
 
-async def test_without_activation_a_score_is_its_logit(reranker: Pooled):
-    expected = scores(await reranker.ask("/score", text_1=SALARY, text_2=DOCUMENTS))
-    raw = scores(await reranker.ask("/score", text_1=SALARY, text_2=DOCUMENTS, use_activation=False))
-    assert same([1 / (1 + math.exp(-logit)) for logit in raw], expected)
-
-
-@pytest.mark.parametrize(
-    "lists", [([SALARY, "kitten"], DOCUMENTS), (DOCUMENTS, SALARY), ([], []), (SALARY, [])]
-)
-async def test_lists_that_do_not_pair_are_refused(reranker: Pooled, lists: tuple[Any, Any]):
-    error = await reranker.refusal("/score", text_1=lists[0], text_2=lists[1])
-    assert "1:1, 1:N or N:N" in error["message"] or "At least one" in error["message"]
-
-
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
 async def test_the_right_document_is_first(reranker: Pooled, path: str):
     answer = await reranker.ask(path, query=SALARY, documents=DOCUMENTS)
@@ -123,13 +107,6 @@ async def test_long_documents_are_refused_or_cut(reranker: Pooled):
         assert answer["usage"]["prompt_tokens"] < 45
 
 
-@pytest.mark.parametrize(
-    "body", [{"documents": DOCUMENTS}, {"query": SALARY}, {"query": SALARY, "documents": []}]
-)
-async def test_nothing_to_rank_is_refused(reranker: Pooled, body: dict[str, Any]):
-    assert (await reranker.refusal(RERANK, **body))["code"] == "invalid_request"
-
-
 # -- classify
 
 
@@ -144,14 +121,6 @@ async def test_each_sentence_gets_its_label(classifier: Pooled):
     by_ids = await classifier.ask("/classify", input=tokens)
     assert [row["label"] for row in by_ids["data"]] == list(JUDGED.values())
     assert by_ids["usage"]["prompt_tokens"] == sum(len(ids) for ids in tokens)
-
-
-async def test_without_activation_labels_have_logits(classifier: Pooled):
-    text = next(iter(JUDGED))
-    (expected,) = (await classifier.ask("/classify", input=text))["data"]
-    (raw,) = (await classifier.ask("/classify", input=text, use_activation=False))["data"]
-    shares = np.exp(raw["probs"])
-    assert same(shares / shares.sum(), expected["probs"], 1e-3)
 
 
 async def test_a_cut_text_is_judged_by_what_is_left(classifier: Pooled):
@@ -173,13 +142,6 @@ async def test_what_cannot_be_classified_is_refused(classifier: Pooled):
 
 
 # -- pooling
-
-
-async def test_pooling_gives_what_the_models_own_endpoint_gives(classifier: Pooled):
-    judged = await classifier.ask("/classify", input=list(JUDGED))
-    found = await classifier.ask("/pooling", input=list(JUDGED), encoding_format="base64")
-    expected = [row["probs"] for row in judged["data"]]
-    assert same([floats(row["data"]) for row in found["data"]], expected, 1e-6)
 
 
 async def test_token_by_token_the_mean_of_the_vectors_is_the_sentences(embedder: Pooled):

@@ -118,7 +118,8 @@ async def test_a_limit_makes_a_stream_incomplete_and_its_replay(
     assert (await client.responses.retrieve(last.response.id)).output[-1].status == "incomplete"
     begun = [e async for e in await client.responses.create(**given, stream=True, background=True)]
     async with asyncio.timeout(60):
-        again = [e async for e in await client.responses.retrieve(begun[0].response.id, stream=True)]
+        replay = await client.responses.retrieve(begun[0].response.id, stream=True, starting_after=-9)
+        again = [event async for event in replay]
     assert [event.type for event in again] == [event.type for event in begun]
     assert again[-1].type == "response.incomplete"
 
@@ -162,6 +163,8 @@ async def test_a_required_tool_is_called(assistant: Served):
 async def test_what_is_kept_is_found_and_what_is_not_is_404(client: openai.AsyncOpenAI):
     kept = await client.responses.create(model=MODEL_ID, input=SUM, temperature=0)
     assert (await client.responses.retrieve(kept.id)).output_text == "The sum is 5."
+    with pytest.raises(openai.BadRequestError, match="can be streamed again"):
+        await client.responses.retrieve(kept.id, stream=True)
     unkept = await client.responses.create(model=MODEL_ID, input=SUM, temperature=0, store=False)
     with pytest.raises(openai.NotFoundError):
         await client.responses.retrieve(unkept.id)

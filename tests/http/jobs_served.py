@@ -6,7 +6,7 @@ import asyncio
 import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from served import Served
 
 from penstock.config.schema.jobs import JobsConfig
 from penstock.data.backends.openai_service import OpenAIService
-from penstock.data.backends.protocol import Response
+from penstock.data.backends.protocol import Backend, Response
 from penstock.data.job.protocol import WorkerPool
 from penstock.data.job.worker import InProcessPool
 from penstock.data.rows.request import RowRequest
@@ -65,11 +65,14 @@ class JobsServed:
         storage: Path | str,
         config: Mapping[str, Any],
         own_endpoints: OwnEndpoints | None = None,
+        backend: Callable[[], Backend] | None = None,
     ) -> None:
+        """backend: answers the rows; else they go to the gateway, and are counted."""
         self._served, self.storage, self._config = served, storage, JobsConfig(**config)
         self._own_endpoints = own_endpoints
         self.service: JobService
         self.requests = Requests()
+        self._backend = backend or (lambda: _Counted(self.requests, self._served.url))
         self._port: Port
 
     async def start(self) -> None:
@@ -79,7 +82,7 @@ class JobsServed:
             return "m", ""
 
         def pool(models: Sequence[str], standing: Standing) -> WorkerPool:
-            return InProcessPool(lambda: _Counted(self.requests, self._served.url))
+            return InProcessPool(self._backend)
 
         self.service = JobService(
             self._config,

@@ -178,9 +178,18 @@ class Served:
         load: Callable[[], Load] = Load,
         adapters: Any | None = None,
         state: Callable[[], link.State] = lambda: "ready",
+        **more: Any,
     ) -> Listener:
-        """Any ASGI app as a replica, where the simulator cannot misbehave as needed."""
-        facts = StatusSource(load=load, hello=lambda: link.hello(model_id, 8), adapters=adapters, state=state)
+        """Any ASGI app as a replica, where the simulator does not do what is needed."""
+        facts = StatusSource(
+            **{
+                "load": load,
+                "hello": lambda: link.hello(model_id, 8),
+                "adapters": adapters,
+                "state": state,
+                **more,
+            }
+        )
         listener = await Listener.open(app, facts, node_id=NODE, node_host=None)
         self._stops.append(listener.close)
         self.add(model_id, listener.address)

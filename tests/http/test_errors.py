@@ -103,20 +103,21 @@ async def test_head_and_options_have_no_body(served: Served):
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "says", "param"),
     [
-        (b"{", "not valid JSON"),
-        (b"[]", "Expected `object`, got `array`"),
-        (b'{"model": 7}', "Expected `str | null`, got `int` - at `$.model`"),
-        (b'{"model": "\xff"}', "not valid JSON"),
+        (b"{", "not valid JSON", None),
+        (b"[]", "Expected `object`, got `array`", None),
+        (b'{"model": 7}', "Expected `str | null`, got `int` - at `$.model`", "model"),
+        (b'{"model": "\xff"}', "not valid JSON", None),
     ],
 )
-async def test_a_body_that_cannot_be_routed_is_400(served: Served, body: bytes, says: str):
+async def test_a_body_that_cannot_be_routed_is_400(served: Served, body: bytes, says: str, param: str | None):
     await served.gateway("m")
     async with served.http() as http:
         answer = await http.post("/v1/chat/completions", content=body)
     assert answer.status_code == 400
     assert says in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == param
 
 
 async def test_without_a_model_and_a_default_the_models_are_named(served: Served):

@@ -4,10 +4,11 @@ import anthropic
 import msgspec
 import openai
 import pytest
-from served import Served, chat
+from served import NODE, Served, chat, until
 
 from penstock import asgi
 from penstock.data.backends.openai_service import OpenAIService
+from penstock.data.backends.replica import ReplicaClient
 from penstock.data.rows.request import RowRequest
 from penstock.request_context import tier
 from penstock.serve.gateway.catalogue import ServedModel
@@ -107,3 +108,14 @@ async def test_rows_of_batch_are_flex_by_themselves(served: Served):
     finally:
         await service.stop()
     assert msgspec.json.decode(answer.body)["service_tier"] == "flex"
+
+
+async def test_rows_of_responses_name_their_class_to_the_engine(served: Served):
+    listener = await served.app(Echo())
+    client = ReplicaClient(listener.address, NODE, "batch", lambda: None)
+    try:
+        await until(lambda: client.ready)
+        answer = await client.send("/v1/responses", b'{"model": "m", "input": "a"}', None)
+    finally:
+        await client.close()
+    assert msgspec.json.decode(msgspec.json.decode(answer.body)["body"])["service_tier"] == "flex"

@@ -79,9 +79,12 @@ async def test_an_error_event_of_a_dead_engine_says_so():
     assert json.loads(sent[-1]["body"][6:])["error"]["code"] == "engine_dead"
 
 
-async def test_a_clients_mistake_keeps_the_sentence_and_the_field():
-    status, error = await refusal(400, vllm_says("temperature must be positive.", "temperature"))
-    assert (status, error["code"], error["param"]) == (400, "invalid_request", "temperature")
+@pytest.mark.parametrize(
+    ("status", "code"), [(400, "invalid_request"), (404, "not_found"), (501, "unsupported")]
+)
+async def test_a_clients_mistake_keeps_the_sentence_and_the_field(status: int, code: str):
+    said, error = await refusal(status, vllm_says("temperature must be positive.", "temperature"))
+    assert (said, error["code"], error["param"]) == (status, code, "temperature")
     assert error["message"] == "temperature must be positive."
 
 

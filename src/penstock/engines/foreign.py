@@ -65,11 +65,13 @@ def error(status: int, message: str, param: str | None) -> Error:
     if status in (400, 422):
         return PromptTooLong(message, **facts) if _TOO_LONG.search(message) else BadRequest(message, **facts)
     if status == 404:
-        return ModelNotFound(message, param="model") if _NO_MODEL.search(message) else NotFound(message)
+        return (
+            ModelNotFound(message, param="model") if _NO_MODEL.search(message) else NotFound(message, **facts)
+        )
     if status == 503:
         return Unavailable("The engine cannot take this request now.", retry_after_s=RETRY_AFTER_S)
     kind = _KINDS.get(status)
-    return kind(message) if kind else Error()
+    return kind(message, **facts) if kind else Error()
 
 
 def said(body: bytes) -> tuple[str, str | None]:

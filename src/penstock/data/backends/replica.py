@@ -16,8 +16,9 @@ import msgspec
 from penstock.data.backends.http_client import ConnectFailed, ConnectionLost
 from penstock.data.backends.protocol import Response
 from penstock.data.backends.queue_depth import QueueDepth
+from penstock.data.rows.request import with_fields
 from penstock.engine import Load
-from penstock.tiers import FLEX
+from penstock.tiers import FIELD, FLEX
 from penstock.transport import headers, link
 from penstock.transport.address import Address
 from penstock.transport.connection import ReplicaConnection
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 _Reached = TypeVar("_Reached")
 
 _JSON = (b"content-type", b"application/json")
+_RESPONSES = "/v1/responses"  # there, engines repeat the class that the body names
 _PATH = "/-_.~:@!$&'()*+,;=?"
 """Characters of a path that need no quoting."""
 
@@ -78,6 +80,8 @@ class ReplicaClient:
 
     async def send(self, path: str, body: bytes, adapter: str | None) -> Response:
         """Raises: ConnectFailed when it was not sent; ConnectionLost when the replica died with it."""
+        if path == _RESPONSES:
+            body = with_fields(body, {FIELD: FLEX})
         self.in_flight += 1
         try:
             response = await self._send(path, body, adapter)

@@ -20,6 +20,7 @@ import msgspec
 from penstock import tiers
 from penstock.asgi import ClientGone, Receive
 from penstock.errors import BadRequest, Overloaded, TooLarge
+from penstock.openai.errors import unreadable
 from penstock.serve.http import limits
 
 _MODEL_FIELD = re.compile(rb'[ ;]name="?model"?(;|\r|$)')
@@ -282,7 +283,7 @@ def _parsed(decode: Callable[[bytes | bytearray], T], body: bytes | bytearray) -
     try:
         return decode(body)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"The request body does not fit: {error}.", param="model") from None
+        raise unreadable(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if body.startswith(_UTF_16):
             raise BadRequest("The request body is UTF-16; send it as UTF-8.") from None

@@ -415,6 +415,7 @@ CAPABILITIES: dict[str, Capability] = {
         "Responses are not stored: none can be fetched or continued; streams that were cut off say completed",
         (
             exactly(f"{_RESPONSES}.create_responses(request, raw_request)"),
+            exactly(f"{_RESPONSES}.retrieve_responses(response_id, starting_after, stream)"),
             has(_RESPONSES, "enable_store response_store msg_store event_store use_harmony background_tasks"),
             has("entrypoints.openai.responses.protocol", "ResponsesRequest ResponseCompletedEvent.response"),
             takes(f"{_RESPONSES}.responses_full_generator{_MADE}"),

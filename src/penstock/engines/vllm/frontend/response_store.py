@@ -112,13 +112,13 @@ class BoundedStore:
 
     def __init__(self, serving: Any) -> None:
         self._serving = serving
-        self._create = serving.create_responses
+        self._create, self._retrieve = serving.create_responses, serving.retrieve_responses
         self._sizes: dict[str, int] = {}
         self._inputs: dict[str, tuple[str | None, list[response_items.Item]]] = {}
         """Of each stored response: the response before it, and its own input items."""
         self._bytes = 0
         serving.enable_store = True
-        serving.create_responses = self.create
+        serving.create_responses, serving.retrieve_responses = self.create, self.retrieve
 
     async def create(self, request: Any, raw_request: Any = None) -> Any:
         """Always sets our own id: a client's could overwrite another's response."""
@@ -134,6 +134,16 @@ class BoundedStore:
             self._make_room(request.request_id, _size(raw_request))
         self._recall(request)
         return await self._create(request, raw_request)
+
+    async def retrieve(self, response_id: str, starting_after: int | None, stream: bool | None) -> Any:
+        """vLLM notices that a response has no stored events only after its replay has begun."""
+        serving = self._serving
+        if stream and response_id in serving.response_store and response_id not in serving.event_store:
+            return serving.create_error_response(
+                "Only a response that was made with `stream` and `background` can be streamed again.",
+                param="stream",
+            )
+        return await self._retrieve(response_id, starting_after, stream)
 
     async def delete(self, response_id: str) -> Any:
         """Forgets a response, and ends it where it is under way. Returns the error when it is not stored."""
@@ -292,7 +302,7 @@ def _tell_ends(serving: Any) -> None:
         if response_id not in serving.event_store:
             raise VLLMValidationError(f"Unknown response_id: {response_id}", parameter="response_id")
         events, more = serving.event_store[response_id]
-        sent = 0 if starting_after is None else starting_after + 1
+        sent = 0 if starting_after is None else max(0, starting_after + 1)
         while True:
             more.clear()
             task = serving.background_tasks.get(response_id)
