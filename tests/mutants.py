@@ -31,13 +31,15 @@ WANTED = 0.9
 
 TESTS = {
     "serve/gateway/admission.py": "unit/test_admission unit/test_interleaved http/test_admission"
-    " http/test_service_tier",
+    " http/test_interleaved_gateway http/test_service_tier http/test_batch_turns http/test_gateway_stops"
+    " http/test_replica_faults",
     "serve/gateway/auth.py": "http/test_auth http/test_admin http/test_web_pages http/test_batches_api",
     "serve/gateway/dispatch.py": "http/test_interleaved_gateway http/test_failover http/test_fallbacks"
     " http/test_streams_cut http/test_replica_faults http/test_flow",
     "serve/fleet/table.py": "unit/test_table unit/test_admission unit/test_routing_policies"
     " http/test_failover",
-    "serve/routing/simple.py": "unit/test_routing_policies unit/test_table http/test_routing_policies",
+    "serve/routing/simple.py": "unit/test_routing_policies unit/test_table unit/test_routing_adapters"
+    " http/test_routing_policies",
     "serve/routing/prefix_affinity.py": "unit/test_routing_policies unit/test_routing_memory"
     " unit/test_routing_config http/test_routing_policies",
     "serve/replica/frontend/guard.py": "http/test_link http/test_rows http/test_auth"
