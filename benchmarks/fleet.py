@@ -131,9 +131,9 @@ async def _serve_replica(app: str, options: dict[str, Any], slo: dict[str, float
     if slo is not None:
         share = BatchShare(load, Targets(**slo), time.monotonic)
         asgi = ByClass(asgi, Turns(share))
-    facts = StatusSource(load=load, hello=lambda: link.hello(MODEL_ID, 8), batch=share)
+    facts = StatusSource(load=load, hello=lambda: link.Hello(MODEL_ID, 8), batch=share)
     listener = await Listener.open(asgi, facts, node_id=NODE, node_host="127.0.0.1")
-    await listener.listen_on_network()
+    await listener.sockets.listen_on_network()
     _kept.append(listener)
     return listener.address.to_metadata()
 

@@ -104,9 +104,9 @@ async def _serve_replica(model: str, core: dict[str, Any]) -> dict[str, Any]:
     }
     engine = VLLMEngine(LLMConfig.model_validate(config))
     await engine.start()
-    facts = StatusSource(load=engine.load, hello=lambda: link.hello(MODEL_ID, engine.max_model_len()))
+    facts = StatusSource(load=engine.load, hello=lambda: link.Hello(MODEL_ID, engine.max_model_len()))
     listener = await Listener.open(engine.app(), facts, node_id=NODE, node_host="127.0.0.1")
-    await listener.listen_on_network()
+    await listener.sockets.listen_on_network()
     _kept.extend((engine, listener))
     return listener.address.to_metadata()
 

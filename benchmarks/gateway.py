@@ -228,7 +228,7 @@ def _pick_times(name: str, replicas: int, times: int) -> Iterator[float]:
     names = [f"r{i}" for i in range(replicas)]
     table.set_members("m", {name: Address(name, "node", None, None, None, "") for name in names})
     for replica in table.members("m"):
-        table.hello(replica, Hello(model_id="m", pid=1, version=""))
+        table.hello(replica, Hello("m"))
         table.report(replica, LoadReport())
     clock = time.perf_counter
     for i in range(times):

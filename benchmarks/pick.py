@@ -52,7 +52,7 @@ def fleet(replicas: int, full: int = 0) -> Table:
     names = [f"replica-{i}" for i in range(replicas)]
     table.set_members("m", {name: Address(name, "node", None, None, None, "") for name in names})
     for i, replica in enumerate(table.members("m")):
-        table.hello(replica, Hello(model_id="m", pid=1, version="", max_model_len=32_768))
+        table.hello(replica, Hello("m", 32_768))
         table.report(replica, LoadReport(running=i % 8, elsewhere=_LIMIT if i < full else 0))
         table.adapters(replica, AdapterReport(tuple(f"a{(7 * i + n) % _ADAPTERS}" for n in range(_SLOTS))))
     return table

@@ -109,7 +109,7 @@ class Gateway:
         self._reading = FeatureReader(card, self._policy, self.table)
         self.table.limit(MODEL_ID, card.max_ongoing_requests, card.adapter_slots)
         self.table.set_members(MODEL_ID, addresses)
-        hello = link.Hello(MODEL_ID, 1, "0", plan.options.max_model_len, plan.options.kv_tokens)
+        hello = link.Hello(MODEL_ID, plan.options.max_model_len, plan.options.kv_tokens)
         for replica in self.table.members(MODEL_ID):
             self.table.hello(replica, hello)
             self.table.report(replica, link.LoadReport())

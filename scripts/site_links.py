@@ -2,6 +2,7 @@
 
 The log of measurements, the examples and the repository's own pages become pages of the site. Other files of
 the repository have none: links to them become plain text. So the same Markdown can be read in the repository.
+Marks of blocks that no test runs are left out.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _PAGES = {
 }
 """Files of the repository, and the pages that they become."""
 _EXAMPLES = {f"examples/{path.name}": f"examples/{path.stem}.md" for path in _ROOT.glob("examples/*.py")}
+_MARK = re.compile(r"(?m)^ *<!-- not run: .* -->\n")
 _LINK = re.compile(r"\[([^\[\]]*)\]\(([^()\s:#]+)(#[^()\s]*)?\)")
 
 
@@ -49,4 +51,4 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
             return text
         return f"[{text}]({posixpath.relpath(there, posixpath.dirname(here) or '.')}{anchor})"
 
-    return _LINK.sub(link, markdown)
+    return _LINK.sub(link, _MARK.sub("", markdown))

@@ -29,6 +29,17 @@ class S3:
                 self.client.upload_file(str(path), bucket, f"{prefix}/{path.relative_to(folder).as_posix()}")
         return f"s3://{bucket}/{prefix}"
 
+    @contextmanager
+    def buckets(self, *names: str) -> Iterator[None]:
+        """Empty ones; they are gone afterwards."""
+        for name in names:
+            self.client.create_bucket(Bucket=name)
+        try:
+            yield
+        finally:
+            for name in names:  # every server of a process shows the same ones
+                _drop(self.client, name)
+
 
 @contextmanager
 def s3_server(*buckets: str) -> Iterator[S3]:
@@ -48,13 +59,11 @@ def s3_server(*buckets: str) -> Iterator[S3]:
         aws_access_key_id="test",
         aws_secret_access_key=SECRET,
     )
-    for bucket in buckets:
-        client.create_bucket(Bucket=bucket)
+    s3 = S3(environment["AWS_ENDPOINT_URL"], environment, client)
     try:
-        yield S3(environment["AWS_ENDPOINT_URL"], environment, client)
+        with s3.buckets(*buckets):
+            yield s3
     finally:
-        for bucket in buckets:  # every server of a process shows the same ones
-            _drop(client, bucket)
         server.stop()
 
 

@@ -68,9 +68,7 @@ class _Selector(selectors.DefaultSelector):
             return found
         if self.loop.in_threads:
             return super().select(0.001)
-        if timeout is None:
-            raise Stuck("nothing will ever wake what waits")
-        self.loop.now += timeout
+        self.loop.idle(timeout)
         return []
 
 
@@ -80,10 +78,10 @@ class Loop(asyncio.SelectorEventLoop):
     seed: of the order of tasks that are ready at the same time; 0: as they became ready.
     """
 
-    def __init__(self, plan: _Plan, seed: int) -> None:
+    def __init__(self, plan: _Plan | None = None, seed: int = 0) -> None:
         self.now = 0.0
         self.in_threads = 0
-        self._plan = plan
+        self._plan = plan or _Plan(None)
         self._order = random.Random(seed) if seed else None
         selector = _Selector()
         selector.loop = self
@@ -91,6 +89,12 @@ class Loop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self.now
+
+    def idle(self, timeout: float | None) -> None:
+        """Lets time pass, at most so much. Raises: Stuck."""
+        if timeout is None:
+            raise Stuck("nothing will ever wake what waits")
+        self.now += timeout
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         """A task that the work begins itself is disturbed if the plan names it."""

@@ -62,7 +62,8 @@ def text(deltas: list[Delta]) -> str:
 
 @pytest.mark.parity("X22")
 async def test_an_alias_is_answered_under_the_name_that_was_asked_for(under_test: Served):
-    config = under_test.engine._config
+    engine: Any = under_test.engine
+    config = engine._config
     config.add_aliases([ALIAS, "late"])  # as a gateway's link does
     for name in (ALIAS, "late", MODEL_ID):
         answer = await ask(under_test, "/v1/chat/completions", **CHAT | {"model": name, "max_tokens": 2})

@@ -188,7 +188,7 @@ async def replica(engine: Borrowed, **hooks: Any) -> AsyncIterator[Ask]:
         ByClass(stacked(engine, config, **layers), turns),  # pyright: ignore[reportArgumentType]
         StatusSource(
             load=engine.load,
-            hello=lambda: link.hello(MODEL_ID, engine.max_model_len(), engine.kv_tokens()),
+            hello=lambda: link.Hello(MODEL_ID, engine.max_model_len(), engine.kv_tokens()),
             batch=turns.share,
         ),
         node_id="here",

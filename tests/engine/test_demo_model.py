@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ class Chat:
     """Plain transformers, greedy, one conversation at a time."""
 
     def __init__(self, folder: str, dtype: torch.dtype | str = "auto") -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def __call__(self, *turns: object, system: str | None = None) -> str:

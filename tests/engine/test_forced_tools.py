@@ -64,7 +64,7 @@ async def test_langchain_gets_the_object_that_it_asks_for(langchain: ChatOpenAI)
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
 async def test_anthropics_client_gets_an_object(caller: Served, choice: Any):
-    client = anthropic.AsyncAnthropic(base_url=str(caller.http.base_url), api_key="any", max_retries=0)
+    client: Any = anthropic.AsyncAnthropic(base_url=str(caller.http.base_url), api_key="any", max_retries=0)
     asked: Any = {
         "model": MODEL_ID,
         "max_tokens": 300,

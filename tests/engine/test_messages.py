@@ -50,7 +50,7 @@ async def test_thoughts_are_a_block_before_the_text(client: anthropic.AsyncAnthr
     assert message.usage.output_tokens > 5
 
 
-async def test_a_stream_joins_to_the_same(client: anthropic.AsyncAnthropic):
+async def test_a_stream_joins_to_the_same(client: Any):
     async with client.messages.stream(**COMMON, messages=SUM) as stream:
         final = await stream.get_final_message()
     whole = await client.messages.create(**COMMON, messages=SUM)
@@ -83,7 +83,7 @@ async def test_a_tools_result_is_said_in_the_next_turn(client: anthropic.AsyncAn
     assert second.stop_reason == "end_turn"
 
 
-async def test_a_streamed_call_has_its_arguments(client: anthropic.AsyncAnthropic):
+async def test_a_streamed_call_has_its_arguments(client: Any):
     async with client.messages.stream(**COMMON, messages=PARIS, tools=[WEATHER]) as stream:
         final = await stream.get_final_message()
     assert final.stop_reason == "tool_use"

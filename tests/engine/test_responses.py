@@ -15,8 +15,8 @@ import pytest_asyncio
 from asking import CITIES, RESPONSES, ask, named_events, post
 from enginetest import MODEL_ID, Served
 
-from penstock.serve.gateway import routes
-from penstock.serve.gateway.description import openapi
+from penstock.serve.gateway import openapi, routes
+from penstock.serve.gateway.catalogue import ServedModel
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
@@ -95,9 +95,7 @@ async def test_a_limit_makes_it_incomplete(assistant: Served):
 
 
 @pytest.mark.parametrize(("asked", "most"), [(SUM, 5), ("Hello!", 12), (PARIS, 36)])
-async def test_a_limit_makes_a_stream_incomplete_and_its_replay(
-    client: openai.AsyncOpenAI, asked: str, most: int
-):
+async def test_a_limit_makes_a_stream_incomplete_and_its_replay(client: Any, asked: str, most: int):
     """While the model reasons, answers, and writes the arguments of a call."""
     given = {
         "model": MODEL_ID,
@@ -140,7 +138,7 @@ async def test_a_tools_result_is_said_in_the_next_response(client: openai.AsyncO
     assert again.output_text == "It is foggy in Paris."
 
 
-async def test_streamed_calls_join_to_the_tools_arguments(client: openai.AsyncOpenAI):
+async def test_streamed_calls_join_to_the_tools_arguments(client: Any):
     asked = {"model": MODEL_ID, "input": PARIS, "tools": [WEATHER], "temperature": 0}
     events = [event async for event in await client.responses.create(**asked, stream=True)]
     pieces = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
@@ -187,7 +185,7 @@ async def test_one_in_the_background_can_be_deleted_while_it_is_made(client: ope
         await client.responses.retrieve(begun.id)
 
 
-async def test_input_items_are_those_that_the_response_was_made_from(client: openai.AsyncOpenAI):
+async def test_input_items_are_those_that_the_response_was_made_from(client: Any):
     asked = {"model": MODEL_ID, "tools": [WEATHER], "temperature": 0}
     first = await client.responses.create(**asked, input=PARIS)
     (call,) = [item for item in first.output if item.type == "function_call"]
@@ -267,12 +265,9 @@ async def test_tokens_are_counted_as_the_response_would_use_them(client: openai.
 @pytest.mark.parity("X23")
 async def test_the_gateway_describes_what_vllm_says_of_itself(assistant: Served):
     said = (await assistant.http.get("/openapi.json")).json()
-    endpoints = [
-        openapi.Endpoint(one.path, one.methods, one.handler is routes.Handler.ENGINE) for one in routes.ALL
-    ]
     found = openapi.document(
-        [openapi.Described("m", said, (), ("m",), False)],
-        endpoints,
+        [(ServedModel("m", 1), said)],
+        routes.ALL,
         root="",
         keyed=False,
         administered=False,

@@ -92,7 +92,7 @@ async def speech() -> AsyncIterator[Speech]:
     async with AsyncExitStack() as ends:
         server = await LLMServer(config)
         ends.push_async_callback(server.stop)
-        facts = StatusSource(load=server.engine.load, hello=lambda: link.hello(MODEL_ID, 64))
+        facts = StatusSource(load=server.engine.load, hello=lambda: link.Hello(MODEL_ID, 64))
         listener = await Listener.open(server._app(), facts, node_id="here", node_host=None)
         ends.push_async_callback(listener.close)
         table = Table("here")

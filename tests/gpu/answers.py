@@ -64,16 +64,17 @@ async def penstock(model: str, given: dict[str, Any]) -> Answers:
 
     found: Answers = {"tokens": [], "chat": [], "stream": [], "row": []}
     async with serve(vllm_config(model, **arguments(given))) as served:
+        engine: Any = served.engine
         for question in questions():
             greedy = {"temperature": 0, "max_tokens": TOKENS}
-            deltas = [delta async for delta in served.engine.generate(question, greedy)]
+            deltas = [delta async for delta in engine.generate(question, greedy)]
             found["tokens"].append([token for delta in deltas for token in delta.token_ids])
             body = {"messages": user(question), "temperature": 0, "max_tokens": 2 * TOKENS}
             whole = await served.http.post(CHAT, json={"model": MODEL_ID} | body)
             found["chat"].append(_text(whole.content))
             found["stream"].append(joined(await events(served, CHAT, **body), "content"))
             asked = json.dumps({"model": MODEL_ID} | body).encode()
-            row = await served.engine.respond(CHAT, asked)
+            row = await engine.respond(CHAT, asked)
             found["row"].append(_text(row) if row is not None else found["chat"][-1])
     return found
 

@@ -152,7 +152,7 @@ async def gateway(
             ByClass(app, turns),
             "m",
             load=engine.load,
-            hello=lambda: link.hello("m", engine.max_model_len(), engine.kv_tokens()),
+            hello=lambda: link.Hello("m", engine.max_model_len(), engine.kv_tokens()),
             batch=turns.share,
         )
         jobs = JobsServed(served, folder, {}, backend=lambda: Rows(listener.address))

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
-import os
-import resource
 import subprocess
 import sys
-import traceback
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
-
-processes = multiprocessing.get_context("forkserver")
-"""Where a job from Python starts at once, for what it imports is there."""
-processes.set_forkserver_preload(
-    ["penstock.data.job.api", "penstock.data.job.job", "penstock.data.job.output"]
-)
 
 
 def rows_in(folder: Path) -> Path:
@@ -75,34 +65,3 @@ def journal(output: Path) -> Path:
 def journaled(output: Path) -> int:
     """Rows that the journal says have ended."""
     return sum(file.read_bytes().count(b"\n") for file in journal(output).glob("*engine*.jsonl"))
-
-
-def run_prompts(
-    inputs: str | list[str],
-    output: str,
-    url: str,
-    *,
-    said: Path,
-    disk_bytes: int | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> None:
-    """A job from Python, in a process of its own: it asks for each row's column `q`.
-
-    said: gets the sentence with which it fails. disk_bytes: that any file can hold.
-    """
-    os.environ.update(environment or {})
-    import penstock.data
-    from penstock.errors import Error
-
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if disk_bytes is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (disk_bytes, limits[1]))
-    try:
-        penstock.data.batch(
-            inputs, output, url=url, model="m", prompt="{q}", reuse="off", params={"max_tokens": 500}
-        )
-    except Exception as error:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        is_ours = isinstance(error, Error)
-        said.write_text(str(error) if is_ours else traceback.format_exc())
-        sys.exit(1 if is_ours else 2)

@@ -69,14 +69,14 @@ class Replica:
         app: ASGIApp = Generation(engine.app(), engine)
         turns = Turns(BatchShare(engine.load, Targets(), time.monotonic))
         if config.lora_config is not None:
-            adapters = Store(engine, Source(config), config.lora_config, lambda: listener.notify_links())
+            adapters = Store(engine, Source(config), lambda: listener.links.notify())
             app = Layer(app, adapters)
         app = ByClass(app, turns)
         listener = await Listener.open(
             app,
             StatusSource(
                 load=engine.load,
-                hello=lambda: link.hello(model_id, engine.max_model_len(), engine.kv_tokens()),
+                hello=lambda: link.Hello(model_id, engine.max_model_len(), engine.kv_tokens()),
                 adapters=adapters,
                 batch=turns.share,
                 add_aliases=config.add_aliases,
@@ -86,7 +86,7 @@ class Replica:
             wait_dead=engine.wait_dead,
         )
         if network:
-            await listener.listen_on_network()
+            await listener.sockets.listen_on_network()
         if adapters is not None:
             await adapters.start()
         replica = cls(engine, listener, adapters)
@@ -184,7 +184,7 @@ class Served:
         facts = StatusSource(
             **{
                 "load": load,
-                "hello": lambda: link.hello(model_id, 8),
+                "hello": lambda: link.Hello(model_id, 8),
                 "adapters": adapters,
                 "state": state,
                 **more,

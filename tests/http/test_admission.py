@@ -54,7 +54,7 @@ async def test_requests_that_wait_for_room_wake_their_model_when_it_falls_asleep
         await until(lambda: len(served.line("m")) == 1 and gate.entered)
         assert not woken
         state[0] = "asleep"
-        listener.notify_links()
+        listener.links.notify()
         await until(lambda: woken)
         state[0] = "ready"
         gate.open.set()

@@ -129,7 +129,7 @@ async def test_a_body_that_makes_no_progress_gives_its_room_to_others(
         assert (await http.post("/v1/chat/completions", json=chat("x" * 600))).status_code == 200
     assert b" 429 " in await reader.readline()
     await until(lambda: gateway._bodies.used == 0)
-    assert not gateway._bodies._coming
+    assert not gateway._bodies.coming
     writer.close()
 
 
@@ -153,7 +153,7 @@ async def test_a_body_must_come_in_time(served: Served, monkeypatch: pytest.Monk
 
 
 async def connected(served: Served) -> list:
-    protocols: Any = served.port._server.server_state.connections
+    protocols: Any = served.port._state.connections
     await until(lambda: protocols and all(protocol._accepted for protocol in protocols))
     return list(protocols)
 
@@ -219,7 +219,7 @@ async def test_large_bodies_that_wait_for_one_model_give_room_to_others(served: 
         replica = await served.replica("busy", reply="yes")
         assert {(await one).status_code for one in others} == {200}
         assert replica
-    assert (gateway._bodies.used, gateway._bodies._waiting) == (0, {})
+    assert (gateway._bodies.used, gateway._bodies.waiting) == (0, {})
 
 
 async def test_a_body_that_gave_room_is_not_sent_to_a_fallback(served: Served):
@@ -229,7 +229,7 @@ async def test_a_body_that_gave_room_is_not_sent_to_a_fallback(served: Served):
     async with served.http() as http:
         large = chat("x" * 8000) | {"model": "busy"}
         waiting = asyncio.create_task(http.post("/v1/chat/completions", json=large))
-        await until(lambda: gateway._bodies._waiting)
+        await until(lambda: gateway._bodies.waiting)
         assert (await http.post("/v1/chat/completions", json=chat("x" * 3000))).status_code == 200
         refused = await waiting
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")

@@ -42,7 +42,7 @@ async def test_a_replica_is_asked_by_its_unix_socket(served: Served):
 
 async def test_a_replica_on_another_node_is_asked_over_the_network(served: Served):
     replica = await served.replica(join=False)
-    await replica.listener.listen_on_network()
+    await replica.listener.sockets.listen_on_network()
     async with member(replica, node="another") as asked:
         assert (await asked.send(PATH, SHORT, None)).status == 200
 

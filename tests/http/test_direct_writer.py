@@ -169,7 +169,7 @@ class Closing:
 
 async def test_nothing_is_written_to_a_client_whose_connection_closes():
     cycle, loop = SimpleNamespace(transport=Closing()), asyncio.get_running_loop()
-    writer = DirectWriter(cycle, loop, lambda in_time: None, lambda: None)
+    writer = DirectWriter(cycle, cycle.transport, loop, lambda in_time: None, lambda: None)
     writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
     writer._head = b"HTTP/1.1 200 OK\r\n\r\n"  # it came before the end
     writer.write(b"hello")

@@ -152,8 +152,8 @@ async def test_a_kept_connection_that_went_stale_is_replaced_without_a_failure(s
     listener = await served.app(app)
     async with served.http() as http:
         assert (await http.post("/v1/chat/completions", json=chat())).status_code == 200
-        for port in listener._sockets._ports:
-            protocols: list[Any] = list(port._server.server_state.connections)
+        for port in listener.sockets._ports:
+            protocols: list[Any] = list(port._state.connections)
             for protocol in protocols:
                 if protocol.cycle and protocol.cycle.response_complete:
                     protocol.transport.abort()

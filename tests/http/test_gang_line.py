@@ -15,7 +15,7 @@ from interleaving import DISTURBANCES, Start, disturbed, ended, failing
 
 from penstock.errors import EngineStartFailed
 from penstock.serve.replica import gang
-from penstock.serve.replica.gang import GangLink, LeaderAddress
+from penstock.serve.replica.gang import GangLink
 
 LIMIT_S = 20
 pytestmark = pytest.mark.parity("S24")
@@ -27,7 +27,7 @@ async def lines():
     lines = [GangLink(rank, 3, "127.0.0.1") for rank in range(3)]
     first = await lines[0].listen()
     for line in lines[1:]:
-        await line.connect(first)
+        await line.connect(*first)
     async with asyncio.timeout(LIMIT_S):
         await lines[0].complete.wait()
     yield lines
@@ -73,8 +73,8 @@ async def test_nobody_waits_for_one_that_stays_beyond_the_deadline(lines: list[G
 async def test_a_member_that_says_nonsense_breaks_the_line(said: bytes):
     line = GangLink(0, 2, "127.0.0.1")
     first = await line.listen()
-    _, writer = await asyncio.open_connection(first.host, first.port)
-    writer.write(f"1 {first.secret}\n".encode() + said)
+    _, writer = await asyncio.open_connection(*first[:2])
+    writer.write(f"1 {first[2]}\n".encode() + said)
     async with asyncio.timeout(LIMIT_S):
         await line.broken.wait()
     writer.close()
@@ -88,7 +88,7 @@ async def test_one_who_does_not_show_the_secret_in_time_is_sent_away(
     monkeypatch.setattr(gang, "_SECRET_S", 0.05)
     line = GangLink(0, 2, "127.0.0.1")
     first = await line.listen()
-    reader, writer = await asyncio.open_connection(first.host, first.port)
+    reader, writer = await asyncio.open_connection(*first[:2])
     writer.write(said)
     async with asyncio.timeout(LIMIT_S):
         with contextlib.suppress(ConnectionError):
@@ -101,11 +101,11 @@ async def test_a_stranger_is_sent_away_and_breaks_nothing():
     line = GangLink(0, 2, "127.0.0.1")
     first = await line.listen()
     stranger = GangLink(1, 2, "127.0.0.1")
-    await stranger.connect(LeaderAddress(first.host, first.port, "guessed"))
+    await stranger.connect(*first[:2], "guessed")
     async with asyncio.timeout(LIMIT_S):
         await stranger.broken.wait()
         other = GangLink(1, 2, "127.0.0.1")
-        await other.connect(first)
+        await other.connect(*first)
         await line.complete.wait()
     other.close()
     line.close()

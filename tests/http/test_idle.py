@@ -3,11 +3,10 @@
 import asyncio
 
 import pytest
-import uvicorn
 from served import Served, chat, until
 
 from penstock.engine import Load
-from penstock.serve.http.server import serve_on
+from penstock.serve.http import server
 from penstock.transport import link
 
 
@@ -67,14 +66,9 @@ async def test_the_first_request_after_a_rest_is_reported_before_the_next_beat(
 
 
 async def test_an_idle_port_wakes_once_a_second(monkeypatch: pytest.MonkeyPatch):
-    ticks, on_tick = [], uvicorn.Server.on_tick
-
-    async def counted(server: uvicorn.Server, counter: int) -> bool:
-        ticks.append(counter)
-        return await on_tick(server, counter)
-
-    monkeypatch.setattr(uvicorn.Server, "on_tick", counted)
-    port = await serve_on(Looks(), "127.0.0.1", 0)
+    ticks = []
+    monkeypatch.setattr(server, "formatdate", lambda **_: ticks.append("now") or "now")
+    port = await server.serve_on(Looks(), "127.0.0.1", 0)
     await asyncio.sleep(0.7)
     assert len(ticks) == 1
     await port.close(grace_s=0.2)

@@ -125,7 +125,7 @@ def test_a_replica_is_known_again_wherever_its_link_fails():
 
         async def unreachable(model_id: str) -> None:
             await asyncio.sleep(0.1)
-            await there.listener.listen_on_network()
+            await there.listener.sockets.listen_on_network()
 
         links = ReplicaLinks(served.table, "g", unreachable)
         served.table.watch(links.join, links.leave, bool)

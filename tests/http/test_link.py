@@ -151,7 +151,7 @@ async def test_the_network_port_is_reserved_but_opened_only_when_a_gateway_asks(
 
     async def unreachable(model_id: str) -> None:
         asked.append(model_id)
-        await remote.listener.listen_on_network()
+        await remote.listener.sockets.listen_on_network()
 
     remote = await served.replica(node_id="another-node", reply="from afar", join=False)
     await served.gateway("m", unreachable=unreachable)
@@ -168,14 +168,14 @@ async def test_a_listener_that_could_not_open_its_network_port_can_be_asked_agai
 ):
     replica = await served.replica(join=False)
 
-    async def failing(*_: object, **__: object) -> None:
+    def failing(*_: object, **__: object) -> None:
         raise OSError("for once")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Port, "open", failing)
+        patch.setattr(Port, "__init__", failing)
         with pytest.raises(OSError, match="for once"):
-            await replica.listener.listen_on_network()
-    await replica.listener.listen_on_network()
+            await replica.listener.sockets.listen_on_network()
+    await replica.listener.sockets.listen_on_network()
     await asyncio.open_connection(replica.address.host, replica.address.port)
 
 
@@ -183,7 +183,7 @@ async def test_a_replica_that_hangs_does_not_hold_up_the_links_to_others(served:
     """On another node each must be asked to listen on the network, all by one question."""
 
     async def unreachable(model_id: str) -> None:
-        await remote.listener.listen_on_network()
+        await remote.listener.sockets.listen_on_network()
         await asyncio.Event().wait()  # another one of them does not answer
 
     remote = await served.replica(node_id="another-node", join=False)
@@ -225,4 +225,4 @@ async def test_a_replica_keeps_nothing_of_gateways_whose_requests_have_ended(ser
     replica = await served.replica()
     async with served.http() as http:
         assert (await http.post("/v1/chat/completions", json=chat(max_tokens=1))).status_code == 200
-    await until(lambda: not replica.listener._guard._open_by_gateway)
+    await until(lambda: not replica.listener._open_by_gateway)

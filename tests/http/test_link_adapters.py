@@ -51,10 +51,10 @@ async def test_a_change_that_is_told_waits_for_no_report(served: Served, monkeyp
     listener = await served.app(silent, adapters=slots)
     holders = served.table.candidates("m").holders
     slots.names.add("poet")
-    listener.notify_links()
+    listener.links.notify()
     await until(lambda: holders.of("poet"))
     slots.names.clear()
-    listener.notify_links()
+    listener.links.notify()
     await until(lambda: not holders.of("poet"))
 
 
@@ -64,7 +64,7 @@ async def test_loads_are_counted(served: Served):
     listener = await served.app(silent, adapters=slots)
     for names in ({"poet", "clerk"}, {"poet"}, {"poet", "pilot"}):
         slots.names = names
-        listener.notify_links()
+        listener.links.notify()
         await until(lambda names=names: served.table.candidates("m").holders.loaded_count == len(names))
     async with served.http() as http:
         lines = (await http.get("/metrics")).text.splitlines()

@@ -35,7 +35,7 @@ async def name() -> AsyncIterator[str]:
     unix = socket.socket(socket.AF_UNIX)
     name = f"penstock-{secrets.token_hex(8)}"
     unix.bind(f"\0{name}")
-    port = await Port.open(hello, unix)
+    port = Port(hello, unix)
     yield name
     await port.close(grace_s=0.0)
 

@@ -11,7 +11,7 @@ from served import Served, Slots
 
 from penstock.asgi import Receive, Scope, Send
 from penstock.errors import NotFound
-from penstock.serve.gateway import adapter_listing
+from penstock.serve.gateway import own_answers
 from penstock.serve.gateway.catalogue import ServedModel
 
 pytestmark = pytest.mark.parity("S15", "S21")
@@ -36,7 +36,7 @@ async def ids(served: Served) -> list[str]:
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gateway that asks its replicas each time."""
-    monkeypatch.setattr(adapter_listing, "FRESH_S", 0.0)
+    monkeypatch.setattr(own_answers, "FRESH_S", 0.0)
 
 
 async def test_adapters_stand_behind_their_model(served: Served):
@@ -119,7 +119,7 @@ async def test_what_was_known_last_is_shown_when_it_cannot_be_listed(served: Ser
 
 
 async def test_a_store_that_does_not_answer_holds_up_nobody(served: Served, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(adapter_listing, "_WAIT_S", 0.05)
+    monkeypatch.setattr(own_answers, "_WAIT_S", 0.05)
 
     class Stuck(Slots):
         async def listed(self) -> Sequence[str]:

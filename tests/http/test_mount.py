@@ -210,7 +210,7 @@ async def test_a_gateway_that_fails_takes_no_connection_from_others():
 
 
 async def test_a_closed_port_says_so():
-    port = await Port.open(app, bind("127.0.0.1", 0))
+    port = Port(app, bind("127.0.0.1", 0))
     port.check()
     await port.close()
     with pytest.raises(Unavailable):

@@ -174,7 +174,7 @@ async def test_a_connection_that_broke_before_the_answer_began_costs_the_stream_
     async with served.http() as http:
         asked = asyncio.create_task(numbers(http))
         await entered.wait()
-        for sender in listener._guard._multiplexers.values():
+        for sender in listener._multiplexers.values():
             sender.closed = True  # its connection was reset, and the gateway has not noticed yet
         gate.set()
         assert await asked == [*map(str, range(20)), "[DONE]"]

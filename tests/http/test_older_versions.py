@@ -18,7 +18,7 @@ from batch_commands import commands, ended, lines
 from served import Served
 
 from penstock.config import load_applications
-from penstock.serve.control.desired import DesiredStates, Signal
+from penstock.serve.control.desired import DesiredStates
 from penstock.serve.control.state import DesiredState, Weights
 
 OLDER = Path(__file__).parents[1] / "older"
@@ -62,7 +62,7 @@ def test_what_was_desired_is_read(tmp_path: Path):
     file = tmp_path / "control.sqlite"
     with sqlite3.connect(file) as database:
         database.executescript((OLDER / "control.sql").read_text())
-    store = DesiredStates(file, Signal())
+    store = DesiredStates(file)
     assert store.version == 5
     assert store.get("qwen", "other") == DesiredState(version=3, sleep=1, sleep_mode="abort")
     assert store.get("qwen", "3f0c21b4") == DesiredState(

@@ -53,7 +53,7 @@ class Client:
 
 def protocols(served: Served) -> list:
     assert served.port is not None
-    return list(served.port._server.server_state.connections)
+    return list(served.port._state.connections)
 
 
 async def locked(served: Served, **config) -> Served:
@@ -338,7 +338,7 @@ async def test_who_does_not_read_refusals_is_cut(served: Served):
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.connect(("127.0.0.1", served.port.number))
     sock.setblocking(False)
-    connections, state = served._gateway.connections, served.port._server.server_state
+    connections, state = served._gateway.connections, served.port._state
     await until(lambda: connections.open)
     sent = 0
     while connections.open:

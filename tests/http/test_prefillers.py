@@ -31,7 +31,6 @@ async def test_an_answer_is_taken_where_the_weights_are_the_same(
     engine = await served.replica(join=False)
     config = sim_config("m").model_copy(update={"prefill": PrefillConfig()})
     halves = PrefillClient(config, SimpleNamespace(), engine.engine.app(), lambda: weights, NODE)
-    await halves.start()
     try:
         assert await halves.ask(SCOPE, BODY) is None, "there is none"
         seen[0]({engine.address.replica_id: engine.address})
@@ -58,8 +57,7 @@ async def test_a_prompt_keeps_its_class_its_adapter_and_its_id_there(
 
     replica = await served.app(prefill)
     config = sim_config("m").model_copy(update={"prefill": PrefillConfig()})
-    halves = PrefillClient(config, SimpleNamespace(), replica._guard, lambda: "default", NODE)
-    await halves.start()
+    halves = PrefillClient(config, SimpleNamespace(), replica, lambda: "default", NODE)
     try:
         seen[0]({replica.address.replica_id: replica.address})
         await until(lambda: halves._table.ready("m") and asked)
@@ -98,7 +96,6 @@ async def test_a_warm_up_that_takes_too_long_is_ended_in_the_engine(
     replica = await served.app(prefill)
     config = sim_config("m").model_copy(update={"prefill": PrefillConfig()})
     halves = PrefillClient(config, SimpleNamespace(), hanging, lambda: "default", NODE)
-    await halves.start()
     try:
         seen[0]({replica.address.replica_id: replica.address})
         async with asyncio.timeout(20):

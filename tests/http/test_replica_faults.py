@@ -15,7 +15,6 @@ import pytest
 from served import NODE, Served, chat, until
 
 from penstock.engine import Load
-from penstock.errors import Unavailable
 from penstock.openai.response_items import new_id
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.http import direct_writer
@@ -49,15 +48,14 @@ class Faulty:
         await send({"type": "http.response.body", "body": self.text})
 
     def refuse_connections(self) -> None:
-        for port in self.listener._sockets._ports:
-            for server in port._server.servers:
-                server.close()
+        for port in self.listener.sockets._ports:
+            port._listener.close()
 
     def die(self) -> None:
         """As a process that ends: the listener and all connections."""
         self.refuse_connections()
-        for port in self.listener._sockets._ports:
-            for protocol in list(port._server.server_state.connections):
+        for port in self.listener.sockets._ports:
+            for protocol in list(port._state.connections):
                 protocol.transport.abort()
 
 
@@ -77,7 +75,7 @@ def die(one: Faulty, scope: Any) -> bool:
 
 def turn_away(one: Faulty, scope: Any) -> bool:
     """As when the engine dies with the request in it."""
-    one.listener._guard.die("killed")
+    one.listener.die("killed")
     return False
 
 
@@ -90,12 +88,12 @@ def stop(one: Faulty, scope: Any) -> bool:
 async def replica(
     served: Served, network: bool = False, text: bytes = b"{}", fault: Fault | None = None
 ) -> Faulty:
-    made, source = Faulty(text, fault), StatusSource(load=Load, hello=lambda: link.hello("m", 8))
+    made, source = Faulty(text, fault), StatusSource(load=Load, hello=lambda: link.Hello("m", 8))
     node = "another" if network else NODE
     made.listener = listener = await Listener.open(made, source, node_id=node, node_host="127.0.0.1")
     served._stops.append(listener.close)
     if network:
-        await listener.listen_on_network()
+        await listener.sockets.listen_on_network()
     served.add("m", listener.address)
     await until(lambda: served.table.find(listener.address.replica_id).hellos)
     return made
@@ -185,7 +183,7 @@ async def test_a_replica_that_did_not_take_the_request_costs_nothing(
             for connection in list(pool._idle):
                 connection.abort()
         else:
-            one.listener._guard.refuse(Unavailable("It shuts down."))
+            one.listener.refuse()
         asking = asyncio.create_task(http.post(CHAT, json=chat()))
         await until(lambda: len(served.line("m")))
         one.die()
@@ -197,7 +195,7 @@ async def test_a_replica_that_did_not_take_the_request_costs_nothing(
 async def test_a_full_backlog_costs_nothing(served: Served, network: bool):
     await served.gateway("m")
     one = await replica(served, network)
-    serves: Any = one.listener._sockets._ports[-1]._server.servers[0]
+    serves: Any = one.listener.sockets._ports[-1]._listener
     listening = socket.socket(fileno=os.dup(serves._socket.fileno()))
     listening.listen(1)
     async with served.http(limits=httpx.Limits(max_connections=None)) as http:

@@ -45,7 +45,7 @@ async def client(address: Address) -> AsyncIterator[ReplicaClient]:
 
 def connections(replica: Replica) -> int:
     """For rows."""
-    return len(replica.listener._guard._row_receivers)
+    return len(replica.listener._row_receivers)
 
 
 async def test_rows_share_one_connection_and_each_gets_its_own_answer(served: Served):
@@ -74,9 +74,11 @@ def test_frames_are_the_same_in_pieces_of_any_size():
     sent = [rows.RowCall(1, PATH, b"{}"), rows.RowCancel(1), rows.RowCall(2, PATH, b"x" * 1000, "adapter")]
     data = b"".join(map(rows.framed, sent))
     for size in (1, 3, 700, len(data)):
-        frames = rows.Frames()
+        received = bytearray()
         pieces = [data[at : at + size] for at in range(0, len(data), size)]
-        assert [frame for piece in pieces for frame in frames.requests(piece)] == sent
+        assert [
+            frame for piece in pieces for frame in rows.messages(received, piece, rows.decode_frame)
+        ] == sent
 
 
 async def test_a_row_that_is_given_up_leaves_the_engine_and_the_others_go_on(served: Served):
@@ -149,9 +151,9 @@ async def test_after_a_broken_connection_the_next_row_opens_another(served: Serv
     async with client(replica.address) as asked:
         asking = asyncio.create_task(asked.send(PATH, LONG, None))
         await until(lambda: replica.engine.load().running == 1)
-        (receiver,) = replica.listener._guard._row_receivers
+        (receiver,) = replica.listener._row_receivers
         receiver.close()
-        for task in list(replica.listener._guard.open):
+        for task in list(replica.listener.open_requests):
             task.cancel()
         with pytest.raises(ConnectionLost):
             await asking
@@ -168,11 +170,11 @@ async def test_a_replica_of_an_earlier_version_is_asked_by_http(served: Served):
             await send({"type": "http.response.start", "status": 404, "headers": []})
             await send({"type": "http.response.body", "body": b"{}"})
         else:
-            await replica.listener._guard(scope, receive, send)
+            await replica.listener(scope, receive, send)
 
     unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     unix.bind(f"\0penstock-test-{secrets.token_hex(8)}")
-    port = await Port.open(older, unix)
+    port = Port(older, unix)
     async with client(replace(replica.address, unix=unix.getsockname().decode())) as asked:
         answers = [await asked.send(PATH, body(), None) for _ in range(3)]
     await port.close(grace_s=0.5)

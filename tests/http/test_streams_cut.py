@@ -139,7 +139,7 @@ def open_requests(gateway: Gateway, served: Served, *replicas: Replica) -> int:
     """In the gateway, the listeners and the engines, with bytes of bodies and clients' connections."""
     loads = [replica.engine.load() for replica in replicas]
     at_replicas = sum(replica.in_flight for replica in served.table.members("m"))
-    in_listeners = sum(len(replica.listener._guard.open) for replica in replicas)
+    in_listeners = sum(len(replica.listener.open_requests) for replica in replicas)
     held = gateway.connections.open + gateway._bodies.used + len(served.line("m"))
     return at_replicas + in_listeners + held + sum(load.running + load.waiting for load in loads)
 

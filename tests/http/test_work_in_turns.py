@@ -24,7 +24,7 @@ async def accepts_and_never_reads(scope, receive, send):
 async def port(monkeypatch: pytest.MonkeyPatch):
     """Its turns have little room, so that nearly everything waits for a later one."""
     monkeypatch.setattr(limits, "WORK_PER_TURN", 64)
-    port = await Port.open(
+    port = Port(
         accepts_and_never_reads, bind("127.0.0.1", 0), connections=Connections(), requests_per_turn=64
     )
     yield port
@@ -33,7 +33,7 @@ async def port(monkeypatch: pytest.MonkeyPatch):
 
 def bodies(port: Port) -> int:
     """Bytes of bodies that the port holds."""
-    connections: Any = port._server.server_state.connections
+    connections: Any = port._state.connections
     return sum(len(one.cycle.body) for one in connections if one.cycle)
 
 
@@ -41,7 +41,7 @@ async def test_a_body_that_the_app_does_not_read_is_held_back(port: Port):
     _, writer = await asyncio.open_connection("127.0.0.1", port.number)
     size = 32 << 20
     writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size + b"x" * size)
-    connections: Any = port._server.server_state.connections
+    connections: Any = port._state.connections
     await until(lambda: any(one.flow._wanted and not one._unread for one in connections))
     assert 0 < bodies(port) < 1 << 20
     writer.transport.abort()
@@ -53,7 +53,7 @@ async def test_no_connection_counts_as_waiting_once_it_is_gone(port: Port):
         with socket.create_connection(("127.0.0.1", port.number)) as client:
             client.sendall(b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n" + b"x" * 70_000)
         await asyncio.sleep(0)
-    await until(lambda: not connections.open and not port._server.server_state.connections)
+    await until(lambda: not connections.open and not port._state.connections)
     assert (connections.open, connections.waiting) == (0, 0)
 
 

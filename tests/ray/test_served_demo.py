@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from demo_questions import QUESTIONS
@@ -51,7 +52,7 @@ def served(client: OpenAI, question: str) -> tuple[str, str]:
 def plain(questions: list[str]) -> list[tuple[str, str]]:
     """The same by transformers alone, greedy."""
     tokenizer = AutoTokenizer.from_pretrained(penstock.demo_model())
-    model = AutoModelForCausalLM.from_pretrained(penstock.demo_model())
+    model: Any = AutoModelForCausalLM.from_pretrained(penstock.demo_model())
     answers = []
     for question in questions:
         prompt = tokenizer.apply_chat_template(

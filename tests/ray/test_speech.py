@@ -9,6 +9,7 @@ import soundfile
 from models import model
 from openai import OpenAI
 from ray import serve
+from tests.pages import Page
 
 from penstock.serve import LLMConfig, LLMServer
 from penstock.serve.openai_api_models import TranscriptionRequest
@@ -65,3 +66,15 @@ def test_serves_own_http_takes_an_upload_of_megabytes(alone):
     answer = client.audio.transcriptions.create(model="speech", file=("a.wav", large_wav()), language="de")
     assert answer.usage.seconds == LONG_S
     assert answer.text.split() == GERMAN.split()
+
+
+def test_the_page(alone, serve_url, cluster, tmp_path):
+    said = speak(GERMAN.split()).samples
+    soundfile.write(tmp_path / "numbers.wav", said, RATE, subtype="PCM_16")
+    here = {"http://127.0.0.1:8000": f"{serve_url}/speech", '"penstock"': '"speech"'}
+    asked, by_handle = Page("docs/serve/speech.md", replaced=here).run(
+        tmp_path, 0, RAY_ADDRESS=cluster.address
+    )
+    assert asked.count(GERMAN) == 2
+    assert ENGLISH in asked
+    assert GERMAN in by_handle

@@ -84,7 +84,7 @@ async def keeping(
     engine = Engine(config)
     await engine.start()
     assert config.lora_config is not None
-    adapters = Store(engine, Source(config, downloader), config.lora_config)
+    adapters = Store(engine, Source(config, downloader))
     try:
         await adapters.start()
         yield Kept(engine, adapters, folder)

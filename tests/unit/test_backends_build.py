@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.config import LLMConfig
-from penstock.data.backends.build import in_process_engine, single_actor_options
+from penstock.data.backends.in_process import in_process_engine, single_actor_options
 from penstock.data.job.ray_workers import RayActorPool
 
 GPUS = [{"CPU": 8.0, "GPU": 2.0, "accelerator_type:L4": 1.0}]
@@ -55,7 +55,7 @@ def test_no_option_of_an_actor_shows_a_secret_which_its_process_has(
 ):
     model = config(**fields)
     assert single_actor_options(model, CPUS)["runtime_env"] == SHOWN
-    assert RayActorPool(model, 1)._options()[1]["runtime_env"] == SHOWN
+    assert RayActorPool(model, 1).options()[1]["runtime_env"] == SHOWN
     monkeypatch.setenv("HF_TOKEN", "")
     in_process_engine(model)
     assert os.environ["HF_TOKEN"] == "secret"

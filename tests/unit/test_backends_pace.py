@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from penstock.data.backends.limits import AdaptiveConcurrency, RateLimiter
 from penstock.data.backends.openai_service import OpenAIService, _endpoint, _parsed
-from penstock.data.backends.rate_limit import AdaptiveConcurrency, RateLimiter
 from penstock.data.rows.request import RowRequest
 from penstock.errors import ConfigError, Unavailable
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from penstock.data.backends.queue_depth import QueueDepth
+from penstock.data.backends.limits import QueueDepth
 from penstock.data.rows.request import with_fields
 from penstock.engine import Load
 

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import os
-import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,6 @@ from penstock.config.schema.jobs import JobsConfig
 from penstock.data.backends.in_process import InProcessEngine
 from penstock.data.job.protocol import WorkerPool
 from penstock.data.job.worker import InProcessPool
-from penstock.data.journal.index import Index
-from penstock.data.storage.paths import LocalPath
 from penstock.errors import ModelNotFound, StorageFull, Unavailable
 from penstock.jobs import files, parameters, runner
 from penstock.jobs.batches import FOLDER, JOURNAL
@@ -120,81 +117,6 @@ class Service:
     def check_each_once(self, record: BatchRecord) -> None:
         found = self.lines(record.output_file_id) + self.lines(record.error_file_id)
         assert sorted(one["custom_id"] for one in found) == [f"row-{number}" for number in range(ROWS)]
-
-
-class Faults:
-    """Counts calls on the way of a batch; calls `fault` at those that `at` chooses."""
-
-    CALLS = (
-        *((JobStorage, name) for name in ("write", "size_bytes", "remove_tree")),
-        *((LocalPath, name) for name in ("open", "read", "write", "remove", "upload", "files", "exists")),
-        *((InProcessEngine, name) for name in ("start", "send")),
-        (Index, "outcome"),
-    )
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls = 0
-        self.at: Callable[[int, str], bool] = lambda call, name: False
-        self.fault: Callable[[], object] = lambda: None
-        for kind, name in self.CALLS:
-            monkeypatch.setattr(kind, name, self._counting(getattr(kind, name)))
-
-    def _counting(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def counting(*arguments: Any) -> Any:
-            self.calls += 1
-            if self.at(self.calls, f"{real.__qualname__}"):
-                self.fault()
-            return real(*arguments)
-
-        return counting
-
-
-def fails() -> None:
-    raise random.choice((RuntimeError("bug"), KeyError("m"), OSError(5, "I/O"), Unavailable("away")))
-
-
-@pytest.fixture
-def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
-    random.seed(7)
-    return Faults(monkeypatch)
-
-
-async def steps_of_a_batch(folder: Path, faults: Faults) -> int:
-    async with Service(folder) as service:
-        batch = await service.create()
-        before = faults.calls
-        service.check_each_once(await service.ended(batch.id))
-        return faults.calls - before
-
-
-async def test_a_batch_completes_though_any_step_fails_once(tmp_path: Path, faults: Faults):
-    steps = await steps_of_a_batch(tmp_path / "whole", faults)
-    for step in range(1, steps, 3):
-        async with Service(tmp_path / str(step)) as service:
-            batch = await service.create()
-            fatal = faults.calls + step
-            faults.at, faults.fault = lambda call, name, fatal=fatal: call == fatal, fails
-            record = await service.ended(batch.id)
-            service.check_each_once(record)
-            assert record.status == "completed"
-
-
-async def test_a_batch_ends_at_its_window_though_every_step_fails_from_some_point_on(
-    tmp_path: Path, faults: Faults
-):
-    """All but the writing of records: a state that cannot be stored is no state."""
-    steps = await steps_of_a_batch(tmp_path / "whole", faults)
-    for step in random.sample(range(1, steps), 3):
-        async with Service(tmp_path / str(step)) as service:
-            batch = await service.create("1m")
-            first = faults.calls + step
-            faults.fault = fails
-            faults.at = lambda call, name, first=first: (
-                call >= first and name not in ("JobStorage.write", "LocalPath.write", "LocalPath.upload")
-            )
-            record = await service.ended(batch.id)
-            faults.at = lambda call, name: False
-            assert (record.status, len(record.errors)) in (("expired", 1), ("completed", 0))
 
 
 async def test_a_batch_whose_engine_never_comes_ends_at_its_window(tmp_path: Path):
@@ -331,3 +253,18 @@ def test_a_service_leaves_its_storage_to_the_next_one_wherever_it_ends(tmp_path:
             second.check_each_once(await second.ended(record.id))
 
     assert disturbed(service, (*DISTURBANCES, FULL), also=ON_THREADS) >= 10
+
+
+async def test_a_batch_whose_cancel_is_stored_before_its_task_knows_ends_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async with Service(tmp_path) as service:
+        record, batches, real = await service.stored(), service.jobs.batches, FileStore.content
+
+        async def content(store: FileStore, file_id: str) -> Any:
+            await batches.cancel(record.id)
+            return await real(store, file_id)
+
+        monkeypatch.setattr(FileStore, "content", content)
+        await RunningBatch(record.id, service.jobs._context).run()
+        assert batches.get(record.id).status == "cancelled"

@@ -6,8 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
-from penstock.cli.batch.progress_bar import Pace
-from penstock.cli.batch.summary import shown
+from penstock.cli.batch.terminal import Pace, shown
 from penstock.data.job.protocol import RowCompleted
 from penstock.data.job.report import ErrorKind, JobReport, RunStats
 

@@ -80,7 +80,7 @@ async def test_the_more_streams_are_open_the_longer_their_pieces_are_held():
             all_open.set()
         await end.wait()
 
-    coalesced = Coalesced(app, pieces_per_s=1000)
+    coalesced = Coalesced(app)
     asked = [asyncio.create_task(coalesced({"type": "http"}, None, None)) for _ in range(300)]
     await asyncio.wait_for(all_open.wait(), 5)
     end.set()

@@ -6,6 +6,7 @@ import ast
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -49,7 +50,7 @@ SWALLOWED = {"on_thread.py completed": "raised once the work has ended"}
 Found = Iterator[tuple[ast.AST, str]]
 
 
-def called(node: ast.AST | None, names: set[str]) -> bool:
+def called(node: ast.AST | None, names: set[str]) -> TypeGuard[ast.Call]:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names
 
 
@@ -87,8 +88,9 @@ def waits(tree: ast.Module) -> Found:
         for inner in ast.walk(node)
     }
     for node in ast.walk(tree):
-        is_wait = isinstance(node, ast.Await) and called(node.value, WAITS) and node not in limited
-        if is_wait and not (node.value.args or node.value.keywords):
+        if not isinstance(node, ast.Await) or not called(node.value, WAITS) or node in limited:
+            continue
+        if not (node.value.args or node.value.keywords):
             yield node, f"{ast.unparse(node)} has no limit"
 
 

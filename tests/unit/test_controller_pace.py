@@ -14,7 +14,7 @@ from ray.serve._private import controller
 from ray.serve._private.constants import SERVE_LOGGER_NAME
 
 from penstock.serve import controller_pace
-from penstock.serve.controller_pace import INTERVAL, REST_S, ControllerPace, follow
+from penstock.serve.controller_pace import INTERVAL, REST_S, follow, keep_pace
 
 OWN_S = controller.CONTROL_LOOP_INTERVAL_S
 
@@ -51,7 +51,7 @@ async def test_the_loop_is_slow_after_a_silence_and_its_own_again_with_the_next_
 
 async def test_a_controller_that_logs_no_starts_keeps_its_pace(logger):
     logger.setLevel(logging.WARNING)
-    pace = asyncio.create_task(ControllerPace(controller).keep())
+    pace = asyncio.create_task(keep_pace(controller))
     await asyncio.sleep(0.2)
     assert controller.CONTROL_LOOP_INTERVAL_S == OWN_S
     pace.cancel()
@@ -66,7 +66,7 @@ async def test_an_interval_of_the_users_stays(logger, monkeypatch: pytest.Monkey
 
 async def test_a_slower_interval_of_serves_stays(logger):
     own = SimpleNamespace(CONTROL_LOOP_INTERVAL_S=2.0)
-    pace = asyncio.create_task(ControllerPace(own).keep())  # type: ignore[arg-type]
+    pace = asyncio.create_task(keep_pace(own))  # type: ignore[arg-type]
     await asyncio.sleep(0.2)
     assert own.CONTROL_LOOP_INTERVAL_S == 2.0
     pace.cancel()

@@ -30,6 +30,7 @@ from penstock.data.job.spec import EngineSpec, JobSpec
 from penstock.data.job.validation import check_continuation, continued
 from penstock.data.job.worker import InProcessPool
 from penstock.data.journal.answer_cache import AnswerCache, CacheKey
+from penstock.data.journal.index import Index
 from penstock.data.journal.lock import OutputLocked, acquire_lock, is_locked, lost_lock
 from penstock.data.results.outcome import Outcome
 from penstock.data.storage.paths import LocalPath, RemotePath, storage_path
@@ -175,6 +176,22 @@ async def test_a_stop_asked_twice_does_not_wait_for_rows(spec):
     work = job(spec(texts(4), defaults={"max_tokens": 15_000}), engine=slow, listener=Impatient())
     done = await asyncio.wait_for(work.run(), 60)
     assert (done.ended, done.ok, done.waiting) == ("SIGINT", 0, 4)
+
+
+async def test_rows_that_the_disk_lost_run_again_and_count_once(spec, monkeypatch):
+    job_spec = spec(texts(10))
+    segment = Path(job_spec.journal.url, "0001-engine-1.jsonl")
+
+    def losing(*where):
+        if segment.exists() and len(lines := segment.read_bytes().splitlines(keepends=True)) == 10:
+            segment.write_bytes(b"".join(lines[:6]))
+        return Index(*where)
+
+    monkeypatch.setattr("penstock.data.job.job.Index", losing)
+    work = job(job_spec)
+    done = await work.run()
+    assert (done.ok, done.run_rows, len(read(job_spec.output))) == (10, 14, 10)
+    assert work.stats.before + work.stats.completed == 10
 
 
 @pytest.mark.parity("X5")

@@ -118,11 +118,6 @@ def test_a_bad_message_is_told_its_place(messages: Any, said: str):
     assert said in refusal(messages)
 
 
-def test_a_task_may_know_other_roles():
-    messages = [{"role": "critic", "content": "x"}]
-    assert sent(messages, Task(roles=frozenset({"critic"}))) == sent(messages, Task(roles=None)) == messages
-
-
 # -- pictures
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -14,7 +15,10 @@ from penstock.asgi_client import call
 from penstock.config import LLMConfig
 from penstock.data.backends.protocol import Response
 from penstock.data.execution.retry import classify_response
+from penstock.data.execution.window import Window
+from penstock.data.pipeline.model_configs import SGLangEngineProcessorConfig
 from penstock.data.pipeline.row_program import LLM, program_columns, program_schema, run_program
+from penstock.data.pipeline.stage_spec import stage_spec
 from penstock.data.results.outcome import Failure, Outcome
 from penstock.data.rows.request import RowRequest, Task
 from penstock.engines import engine_class
@@ -104,6 +108,13 @@ async def test_defaults_hold_for_every_call(ask: Asked):
     assert [body["temperature"] for body in ask.bodies] == [0.5, 0.5]
 
 
+async def test_calls_have_what_the_config_says_of_all_rows(ask: Asked):
+    stage = {"chat_template_kwargs": {"enable_thinking": False}}
+    spec = stage_spec(SGLangEngineProcessorConfig(model_source="m", chat_template_stage=stage), refined)
+    await spec.run_row(cast("Window", SimpleNamespace(run=ask)), {"question": "What?"})
+    assert [body["chat_template_kwargs"] for body in ask.bodies] == [{"enable_thinking": False}] * 2
+
+
 async def test_a_program_can_catch_what_an_engine_refuses(ask: Asked):
     async def careful(row: dict[str, Any], llm: LLM) -> dict[str, Any]:
         try:
@@ -171,14 +182,6 @@ async def test_a_program_at_fault_fails_its_row(program: Any, said: str, ask: As
     failure = await failed(program, ask)
     assert said in failure.message
     assert (failure.code, failure.stage) == ("own_code_failed", "postprocess")
-
-
-async def test_a_row_whose_job_ends_is_skipped():
-    async def ends(request: RowRequest) -> Outcome:
-        return Outcome(state="skipped")
-
-    outcome = await run_program(refined, {"question": "What?"}, ends)
-    assert (outcome.state, outcome.failure) == ("skipped", None)
 
 
 async def test_all_rows_of_programs_fit_one_schema(ask: Asked):

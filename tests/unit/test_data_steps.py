@@ -11,9 +11,8 @@ from penstock.data.execution.retry import RetryPolicy
 from penstock.data.pipeline.batch_columns import FIELDS, OUTCOME, ROW, pack, unpack
 from penstock.data.pipeline.configs import EngineProcessorConfig
 from penstock.data.pipeline.engine_stage import EngineStage
-from penstock.data.pipeline.postprocess import Postprocess
-from penstock.data.pipeline.preprocess import Preprocess
 from penstock.data.pipeline.stage_spec import stage_spec
+from penstock.data.pipeline.user_steps import Postprocess, Preprocess
 from penstock.data.results.outcome import Failure, Outcome
 from penstock.errors import ConfigError
 
@@ -105,13 +104,7 @@ def sim(**options):
 def outcomes(config, journal, rows, program=None):
     """Of rows, through an engine of their own with a journal."""
     found = stage_spec(EngineProcessorConfig(llm_config=config), program)
-    stage = EngineStage(
-        found.make_backend,
-        RetryPolicy(),
-        journal=str(journal),
-        identity=found.identity,
-        run_row=found.run_row,
-    )
+    stage = EngineStage(found, RetryPolicy(), str(journal))
     return unpack(stage(Preprocess(None, found.build_request)(pa.Table.from_pylist(rows))), OUTCOME)
 
 

@@ -4,7 +4,6 @@ import asyncio
 import time
 
 import pytest
-import uvicorn
 
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.config.schema.jobs import JobsConfig
@@ -15,20 +14,17 @@ from penstock.errors import (
     ModelNotFound,
     NotFound,
     TooLarge,
-    Unavailable,
 )
 from penstock.metrics import GatewayMetrics
 from penstock.serve.deployments import LLMRouter
 from penstock.serve.fleet.table import Replica, Table
 from penstock.serve.gateway import admin, admission, body, routes
 from penstock.serve.gateway.catalogue import Catalogue, ServedModel
-from penstock.serve.gateway.relay import whole_events
+from penstock.serve.gateway.relay import Events
 from penstock.serve.gateway.request import ClientRequest
 from penstock.serve.gateway.response import ClientResponse
-from penstock.serve.gateway.routes import Handler
 from penstock.serve.gateway.telemetry import engine_metrics
 from penstock.serve.gateway.telemetry.timing import Timing
-from penstock.serve.http import server
 from penstock.serve.routing import policy
 from penstock.transport import headers
 from penstock.transport.address import Address
@@ -246,7 +242,7 @@ def test_what_is_not_in_the_table_is_not_found(path: str):
 
 def test_a_model_id_may_hold_slashes():
     route = routes.find("/v1/models/org/name:v1")
-    assert (route.handler, route.argument) == (Handler.MODELS, "org/name:v1")
+    assert (route.handler, route.argument) == ("models", "org/name:v1")
 
 
 def test_methods_are_checked_and_head_is_a_get():
@@ -301,11 +297,13 @@ def test_a_fit_request_id_is_kept():
     ],
 )
 def test_events_are_passed_on_whole(stream: bytes, whole: bytes, rest: bytes):
-    assert whole_events(stream) == (whole, rest)
+    events = Events()
+    assert (events.of(stream), events.rest) == (whole, rest)
 
 
 def test_an_event_too_large_to_hold_is_passed_in_pieces():
-    assert whole_events(b"data: " + b"x" * (1 << 20)) == (b"data: " + b"x" * (1 << 20), b"")
+    events, stream = Events(), b"data: " + b"x" * (1 << 20)
+    assert (events.of(stream), events.rest) == (stream, b"")
 
 
 def test_merged_metrics_declare_each_family_once_and_label_each_sample():
@@ -345,16 +343,6 @@ def test_serve_takes_silent_processes_without_an_engine_for_dead_after_6_s():
     for bound in (gateway, control._bound_deployment, jobs._bound_deployment):
         config = bound._deployment_config
         assert config.health_check_period_s + 3 * config.health_check_timeout_s == pytest.approx(6, abs=0.2)
-
-
-async def test_why_a_port_does_not_listen_is_told(monkeypatch: pytest.MonkeyPatch):
-    async def serve(self: object, sockets: object) -> None:
-        raise OSError("for once")
-
-    monkeypatch.setattr(uvicorn.Server, "serve", serve)
-    with pytest.raises(Unavailable) as closed:
-        await server.Port.open(lambda *_: None, server.bind("127.0.0.1", 0))
-    assert "for once" in repr(closed.value.__cause__)
 
 
 def test_the_first_of_a_long_line_is_found_at_once(monkeypatch: pytest.MonkeyPatch):

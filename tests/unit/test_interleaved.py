@@ -35,8 +35,7 @@ from penstock.serve.replica.server import LLMServer
 from penstock.serve.replica.tiers.controller import Targets
 from penstock.serve.replica.tiers.layer import ByClass, Turns
 from penstock.serve.replica.tiers.share import BatchShare
-from penstock.serve.router.handle_routing import HandleRouter
-from penstock.serve.router.router import LLMRouter
+from penstock.serve.router.router import HandleRouter, LLMRouter
 from penstock.serve.routing import RoutingRequest, policy
 from penstock.tiers import DEFAULT, FLEX, PRIORITY, Tier
 from penstock.transport.address import Address
@@ -54,7 +53,7 @@ async def admission(start: Start) -> None:
     table.watch(lambda _: None, lambda _: None, queue.offer)
 
     def came(replica: object) -> None:
-        table.hello(replica, Hello("m", 1, ""))
+        table.hello(replica, Hello("m"))
         table.report(replica, LoadReport())
 
     async def request(tier: Tier, tried: Tried, *, works_s: float) -> str:
@@ -218,7 +217,7 @@ async def waking(start: Start) -> None:
         await asyncio.sleep(5 if len(asked) > 1 else 1e9)
         table.set_members("m", {"a": Address("a", "n", None, None, None, "")})
         (replica,) = table.members("m")
-        table.hello(replica, Hello("m", 1, ""))
+        table.hello(replica, Hello("m"))
         table.report(replica, LoadReport())
 
     handle = SimpleNamespace(is_sleeping=SimpleNamespace(remote=is_sleeping))

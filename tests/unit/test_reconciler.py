@@ -16,7 +16,7 @@ from penstock.engine import Progress, no_progress
 from penstock.engine_control import PauseMode
 from penstock.engines.sim.engine import SimEngine
 from penstock.errors import EngineStartFailed, Unsupported
-from penstock.serve.control.desired import DesiredStates, Signal
+from penstock.serve.control.desired import DesiredStates
 from penstock.serve.control.followers import Followers, due
 from penstock.serve.control.state import (
     Actual,
@@ -252,9 +252,8 @@ async def test_one_that_loads_as_it_wakes_is_in_transition():
 
 
 async def test_a_replica_that_starts_is_neither_waited_for_nor_takes_others_turn(tmp_path: Path):
-    changed = Signal()
-    desired = DesiredStates(tmp_path / "state.sqlite", changed)
-    followers = Followers(desired, changed)
+    desired = DesiredStates(tmp_path / "state.sqlite")
+    followers = Followers(desired)
     ready, starting = told(), msgspec.structs.replace(told("starting"), replica="b", version=0)
     updates = {}
     for status in (ready, starting):

@@ -10,7 +10,7 @@ import pytest
 from penstock.serve.fleet.replica import REQUEST_TOKENS, Lease, Replica
 from penstock.serve.fleet.table import Table
 from penstock.serve.routing import RoutingRequest, policy
-from penstock.serve.routing.adapter_ring import LOAD_TOKENS
+from penstock.serve.routing.hash_ring import LOAD_TOKENS
 from penstock.transport.address import Address
 from penstock.transport.link import AdapterReport, Hello, LoadReport
 
@@ -36,7 +36,7 @@ class Gateway:
         names = [f"replica-{i}" for i in range(replicas)]
         self.table.set_members("m", {n: Address(n, "node", None, None, None, "") for n in names})
         for replica in self.replicas:
-            self.table.hello(replica, Hello("m", 1, "0"))
+            self.table.hello(replica, Hello("m"))
             self.table.report(replica, LoadReport())
 
     @property
@@ -186,5 +186,5 @@ def test_a_new_hello_forgets_what_was_loaded_before():
     replica = gateway.replicas[0]
     gateway.load(replica, "poet")
     gateway.table.lost(replica)
-    gateway.table.hello(replica, Hello("m", 1, "0"))
+    gateway.table.hello(replica, Hello("m"))
     assert not gateway.table.candidates("m").holders.of("poet")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.routing.prefix_hashes import ENDS
-from penstock.serve.routing.prefix_index import Limit, PrefixIndex
+from penstock.serve.routing.prefix_index import PrefixIndex
 from penstock.transport.address import Address
 
 TOKENS = 1024  # of a prompt of 4 KB
@@ -47,7 +47,7 @@ def test_a_replica_keeps_no_more_than_its_cache_holds_and_forgets_the_least_rece
 
 def test_what_is_too_much_is_cut_to_what_was_asked_for_and_not_more_often():
     one = replica("one")
-    memory = PrefixIndex(limit=Limit(most=5 * TOKENS, cut_to=3 * TOKENS, cut_every_s=30))
+    memory = PrefixIndex(most_tokens=5 * TOKENS, cut_to_tokens=3 * TOKENS, cut_every_s=30)
 
     def remembered(*times: float) -> int:
         """Whole prompts, after one was sent at each of these times."""

@@ -13,7 +13,7 @@ from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.fleet.table import Table
 from penstock.serve.routing import Pick, RoutingRequest, policy
-from penstock.serve.routing.user_policy import UserPolicy
+from penstock.serve.routing.registry import UserPolicy
 from penstock.transport.address import Address
 from penstock.transport.link import LoadReport
 

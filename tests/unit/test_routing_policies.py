@@ -46,7 +46,7 @@ class Gateway:
     def report(self, name: str, **said: Any) -> None:
         replica = self.replica(name)
         if replica.state == "unknown":
-            self.table.hello(replica, Hello("m", 1, "0"))
+            self.table.hello(replica, Hello("m"))
         self.table.report(replica, LoadReport(**said))
 
     def replica(self, name: str) -> Replica:

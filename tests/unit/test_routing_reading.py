@@ -42,7 +42,7 @@ def table(replicas: int) -> Table:
     names = [str(i) for i in range(replicas)]
     made.set_members("m", {name: Address(name, "node", None, None, None, "") for name in names})
     for replica in made.members("m"):
-        made.hello(replica, Hello("m", 1, "0", max_model_len=32_768))
+        made.hello(replica, Hello("m", 32_768))
     return made
 
 

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
-from penstock.serve.control import serve_watch
-from penstock.serve.control.desired import DesiredStates, Signal
+from penstock.serve.control import gateways
+from penstock.serve.control.desired import DesiredStates
+from penstock.serve.control.gateways import Gateways
 from penstock.serve.control.operations import Shift
-from penstock.serve.control.serve_watch import ServeWatch
+from penstock.serve.control.state import GatewayStatus, RouteStatus
 
 pytestmark = pytest.mark.parity("S24")
 
@@ -28,33 +29,39 @@ def application(status: str = "RUNNING", health: str = "HEALTHY", **states: int)
 
 @pytest.fixture
 def desired(tmp_path: Path) -> DesiredStates:
-    return DesiredStates(tmp_path / "x.sqlite", Signal())
+    return DesiredStates(tmp_path / "x.sqlite")
+
+
+def watching(desired: DesiredStates) -> Gateways:
+    watch = Gateways(desired, "own")
+    watch.hear(GatewayStatus("g", {"m": RouteStatus(""), "unknown": RouteStatus("")}))
+    return watch
 
 
 def test_a_lost_replica_stays_wanted_until_serve_is_content_with_fewer(desired: DesiredStates):
-    watch = ServeWatch("own", desired, Signal())
+    watch = watching(desired)
     for found, wanted in [
         (application(RUNNING=2), 2),
         (application(RUNNING=1, STARTING=1, STOPPING=1), 2),
         (application(health="UNHEALTHY", RUNNING=1, STOPPING=1), 2),  # before its successor is begun
         (application(RUNNING=1), 1),
     ]:
-        watch.see({"own": found}, ["m", "unknown"], {})
+        watch.see({"own": found}, {})
         assert watch.wanted == {"m": wanted}
 
 
 def test_a_model_whose_other_application_is_deleted_comes_home(
     desired: DesiredStates, caplog: pytest.LogCaptureFixture
 ):
-    watch = ServeWatch("own", desired, Signal())
+    watch = watching(desired)
     desired.change("m", "", "shift", Shift("next"))
     found = {"own": application(RUNNING=1), "next": application(RUNNING=3)}
-    watch.see(found, ["m"], desired.routes())
+    watch.see(found, desired.routes())
     assert (watch.wanted, desired.routes()) == ({"m": 3}, {"m": "next"})
-    watch.see({"own": application()}, ["m"], {})  # a status from before the shift
+    watch.see({"own": application()}, {})  # a status from before the shift
     assert desired.routes() == {"m": "next"}
     for _ in range(3):
-        watch.see({"own": application(RUNNING=1)}, ["m"], desired.routes())
+        watch.see({"own": application(RUNNING=1)}, desired.routes())
     assert (watch.wanted, desired.routes()) == ({"m": 1}, {})
     assert caplog.text.count("has been deleted") == 1
 
@@ -62,38 +69,36 @@ def test_a_model_whose_other_application_is_deleted_comes_home(
 async def test_an_application_is_ending_only_when_serve_says_so(
     desired: DesiredStates, monkeypatch: pytest.MonkeyPatch
 ):
-    watch = ServeWatch("own", desired, Signal())
+    watch = watching(desired)
 
     def fails() -> None:
         raise RuntimeError("Serve's controller is busy")
 
-    monkeypatch.setattr(serve_watch.serve, "status", fails)
-    assert not await watch.is_ending()
+    monkeypatch.setattr(gateways.serve, "status", fails)
+    assert not await watch.is_app_ending()
     for found, ending in [
         ({"own": application()}, False),
         ({"own": application("DELETING")}, True),
         ({}, True),
     ]:
-        monkeypatch.setattr(
-            serve_watch.serve, "status", lambda found=found: SimpleNamespace(applications=found)
-        )
-        assert await watch.is_ending() is ending
+        monkeypatch.setattr(gateways.serve, "status", lambda found=found: SimpleNamespace(applications=found))
+        assert await watch.is_app_ending() is ending
 
 
 async def test_a_change_while_serve_is_asked_has_it_asked_again(
     desired: DesiredStates, monkeypatch: pytest.MonkeyPatch
 ):
-    changed, asked, loop = Signal(), asyncio.Queue[None](), asyncio.get_running_loop()
+    asked, loop = asyncio.Queue[None](), asyncio.get_running_loop()
 
     def status() -> SimpleNamespace:
-        loop.call_soon_threadsafe(changed.send)
+        loop.call_soon_threadsafe(desired.changed.send)
         loop.call_soon_threadsafe(asked.put_nowait, None)
         return SimpleNamespace(applications={})
 
-    monkeypatch.setattr(serve_watch.serve, "status", status)
-    monkeypatch.setattr(serve_watch, "_LOOK_S", 3600.0)
-    monkeypatch.setattr(serve_watch, "_GAP_S", 0.0)
-    task = asyncio.create_task(ServeWatch("own", desired, changed).watch(list, lambda names: None))
+    monkeypatch.setattr(gateways.serve, "status", status)
+    monkeypatch.setattr(gateways, "_LOOK_S", 3600.0)
+    monkeypatch.setattr(gateways, "_GAP_S", 0.0)
+    task = asyncio.create_task(watching(desired).watch(lambda names: None))
     async with asyncio.timeout(10):
         for _ in range(2):
             await asked.get()

@@ -19,7 +19,7 @@ from penstock.transport.link import Hello, LoadReport
 
 pytestmark = pytest.mark.parity("S24")
 
-HELLO = Hello(model_id="m", pid=1, version="0")
+HELLO = Hello("m")
 
 
 class Serve:

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.serve.control.desired import DesiredStates, Signal, file_name
+from penstock.serve.control.desired import DesiredStates, file_name
 from penstock.serve.control.state import DesiredState
 
 pytestmark = pytest.mark.parity("S25")
 
 
 def opened(file: Path) -> DesiredStates:
-    return DesiredStates(file, Signal())
+    return DesiredStates(file)
 
 
 def test_rows_are_there_for_the_next_one(tmp_path: Path):

@@ -9,7 +9,7 @@ from penstock.serve.routing.simple import PowerOfTwo
 from penstock.transport.address import Address
 from penstock.transport.link import Hello, LoadReport
 
-HELLO = Hello(model_id="m", pid=1, version="0", max_model_len=64)
+HELLO = Hello("m", 64)
 
 
 def address(name: str) -> Address:

@@ -1,10 +1,12 @@
 """Models that share memory: one wakes only when another one has given it back."""
 
+from pathlib import Path
+
 import pytest
 
 from penstock.errors import Unavailable
 from penstock.serve.control import followers, gateways
-from penstock.serve.control.desired import Signal
+from penstock.serve.control.desired import DesiredStates
 from penstock.serve.control.state import DesiredState, GatewayStatus, ReplicaStatus, RouteStatus, SharingGroup
 from penstock.serve.control.time_sharing import TimeSharing
 from penstock.serve.replica import reconciler
@@ -91,13 +93,12 @@ async def test_a_model_that_still_loads_keeps_its_memory_until_it_sleeps():
     assert fleet.asked[-1] == ("wakeup", "b")
 
 
-async def test_control_forgets_gateways_that_have_ended(monkeypatch: pytest.MonkeyPatch):
+async def test_control_forgets_gateways_that_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(followers, "GONE_S", 0.0)
-    made = gateways.Gateways(Control(), Signal())
+    made = gateways.Gateways(DesiredStates(tmp_path / "x.sqlite"), "own")
     made.hear(GatewayStatus("ended", {"old": RouteStatus("")}))
     lives = GatewayStatus("lives", {"m": RouteStatus("")})
     made.hear(lives)
-    monkeypatch.setattr(Control, "routes", lambda _: {}, raising=False)
     updates = made.updates("lives")
     await anext(updates)
     made.hear(lives)

@@ -10,25 +10,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.config import LLMConfig
-    from penstock.data.job.api import batch
+    from penstock.config import LLMConfig as LLMConfig
+    from penstock.data.job.api import batch as batch
+    from penstock.data.pipeline.configs import EngineProcessorConfig as EngineProcessorConfig
+    from penstock.data.pipeline.configs import HttpRequestProcessorConfig as HttpRequestProcessorConfig
+    from penstock.data.pipeline.configs import ProcessorConfig as ProcessorConfig
     from penstock.data.pipeline.configs import (
-        EngineProcessorConfig,
-        HttpRequestProcessorConfig,
-        ProcessorConfig,
-        ServeDeploymentProcessorConfig,
+        ServeDeploymentProcessorConfig as ServeDeploymentProcessorConfig,
     )
-    from penstock.data.pipeline.model_configs import SGLangEngineProcessorConfig, vLLMEngineProcessorConfig
-    from penstock.data.pipeline.processor import Processor, build_llm_processor, build_processor
-    from penstock.data.pipeline.ray_stages import (
-        ChatTemplateStageConfig,
-        DetokenizeStageConfig,
-        HttpRequestStageConfig,
-        PrepareMultimodalStageConfig,
-        TokenizerStageConfig,
+    from penstock.data.pipeline.model_configs import (
+        SGLangEngineProcessorConfig as SGLangEngineProcessorConfig,
     )
-    from penstock.data.pipeline.shared_engine import shared_engine
-    from penstock.data.pipeline.user_function import batched
+    from penstock.data.pipeline.model_configs import vLLMEngineProcessorConfig as vLLMEngineProcessorConfig
+    from penstock.data.pipeline.processor import Processor as Processor
+    from penstock.data.pipeline.processor import build_llm_processor as build_llm_processor
+    from penstock.data.pipeline.processor import build_processor as build_processor
+    from penstock.data.pipeline.ray_stages import ChatTemplateStageConfig as ChatTemplateStageConfig
+    from penstock.data.pipeline.ray_stages import DetokenizeStageConfig as DetokenizeStageConfig
+    from penstock.data.pipeline.ray_stages import HttpRequestStageConfig as HttpRequestStageConfig
+    from penstock.data.pipeline.ray_stages import PrepareMultimodalStageConfig as PrepareMultimodalStageConfig
+    from penstock.data.pipeline.ray_stages import TokenizerStageConfig as TokenizerStageConfig
+    from penstock.data.pipeline.shared_engine import shared_engine as shared_engine
+    from penstock.data.pipeline.user_function import batched as batched
 
 _MODULES = {
     "ChatTemplateStageConfig": "pipeline.ray_stages",
@@ -51,26 +54,7 @@ _MODULES = {
     "vLLMEngineProcessorConfig": "pipeline.model_configs",
 }
 
-__all__ = [
-    "ChatTemplateStageConfig",
-    "DetokenizeStageConfig",
-    "EngineProcessorConfig",
-    "HttpRequestProcessorConfig",
-    "HttpRequestStageConfig",
-    "LLMConfig",
-    "PrepareMultimodalStageConfig",
-    "Processor",
-    "ProcessorConfig",
-    "SGLangEngineProcessorConfig",
-    "ServeDeploymentProcessorConfig",
-    "TokenizerStageConfig",
-    "batch",
-    "batched",
-    "build_llm_processor",
-    "build_processor",
-    "shared_engine",
-    "vLLMEngineProcessorConfig",
-]
+__all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

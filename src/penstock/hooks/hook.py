@@ -1,9 +1,13 @@
-"""A loaded hook: plain functions run in threads, coroutines on the loop, errors are translated."""
+"""The user's own code of a config: found by its name, created and called.
+
+Plain functions run in threads, coroutines on the loop; errors are translated.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import importlib
 import inspect
 import logging
 import os
@@ -11,15 +15,18 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from penstock.errors import BadRequest, Error, OwnCodeFailed
-from penstock.hooks import loading
-
-if TYPE_CHECKING:
-    from penstock.config import LLMConfig
+from penstock.config import LLMConfig
+from penstock.config.derive.serve_options import runtime_env
+from penstock.errors import BadRequest, ConfigError, Error, OwnCodeFailed
 
 log = logging.getLogger(__name__)
+
+PREPROCESSOR, POSTPROCESSOR = "preprocessor", "postprocessor"
+
+_CODE = {"working_dir", "py_modules", "py_executable", "pip", "uv", "conda", "image_uri", "container"}
+"""Keys of a runtime_env that make other modules importable."""
 
 _SHOWN_CHARACTERS = 1000
 
@@ -46,11 +53,21 @@ class Hook:
     """`await hook(value, context)`. One for a replica or an actor, whatever the number of requests."""
 
     def __init__(self, config: LLMConfig, field: str) -> None:
-        """field: `preprocessor` or `postprocessor`. Raises: ConfigError when it cannot be created."""
+        """A class is instantiated with its `arguments` and, if it takes one, the `llm_config`.
+
+        field: `preprocessor` or `postprocessor`.
+        Raises: ConfigError with its place when it cannot be imported or created.
+        """
         self._field = field
-        self._ask = loading.made(config, field)
-        self._takes_context = loading.takes_two(self._ask)
-        self._waits = _is_async(self._ask)
+        try:
+            found, given = _resolved(config, field)
+            self._ask: Callable[..., Any] = found(**given) if isinstance(found, type) else found
+        except Exception as error:  # runs the user's code
+            fault = f"{_shown(getattr(config, field))} cannot be made: {_why(error)}."
+            raise ConfigError((config.location / field).says(fault)) from error
+        self._takes_context = takes_two(self._ask)
+        called: Any = getattr(self._ask, "__call__", None)  # noqa: B004 - of an object that is called
+        self._waits = any(map(inspect.iscoroutinefunction, (self._ask, called)))
         self._threads = Threads(field)
 
     async def __call__(self, value: Any, context: Context) -> Any:
@@ -75,7 +92,7 @@ class Hook:
 
     def fault(self, error: Exception, context: Context) -> Error:
         """`error` of the user's code as an answer."""
-        clients = self._field == loading.PREPROCESSOR
+        clients = self._field == PREPROCESSOR
         return fault(f"The {self._field} of this model", error, context.request_id, clients=clients)
 
 
@@ -93,10 +110,6 @@ def fault(what: str, error: Exception, request_id: str, *, clients: bool = True)
         return OwnCodeFailed(f"{what} raised {type(error).__name__}: {error}"[:_SHOWN_CHARACTERS])
     log.error("%s failed on request %s", what, request_id, exc_info=error)
     return OwnCodeFailed(f"{what} failed; the log of its replica says why.")
-
-
-def _is_async(ask: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(ask) or inspect.iscoroutinefunction(getattr(ask, "__call__", None))  # noqa: B004
 
 
 class Threads:
@@ -122,3 +135,78 @@ def _called(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         return function(*arguments)
     except (StopIteration, SystemExit) as error:
         raise RuntimeError(f"It raised {error!r}.") from error
+
+
+def problems(config: LLMConfig) -> list[str]:
+    """A sentence, with its place, for every hook that cannot be found, created or called. Creates none.
+
+    What a runtime_env brings to the replicas need not be here.
+    """
+    found: list[str] = []
+    for hook in (PREPROCESSOR, POSTPROCESSOR):
+        if (named := getattr(config, hook)) is None:
+            continue
+        try:
+            _resolved(config, hook)
+        except Exception as error:  # runs the user's code
+            if isinstance(error, ImportError) and _brings_code(config, hook):
+                continue  # it may exist when the replica starts; if not, that is reported then
+            found.append((config.location / hook).says(f"{_shown(named)} cannot be used: {_why(error)}."))
+    return found
+
+
+def takes_two(ask: Callable[..., Any]) -> bool:
+    """Whether it takes the context, too."""
+    return _takes(ask, 2)
+
+
+def _takes(ask: Callable[..., Any], count: int) -> bool:
+    try:
+        inspect.signature(ask).bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def _brings_code(config: LLMConfig, field: str) -> bool:
+    actor = (getattr(config, f"{field}_options") or {}).get("ray_actor_options") or {}
+    return not _CODE.isdisjoint({**runtime_env(config), **(actor.get("runtime_env") or {})})
+
+
+def _resolved(config: LLMConfig, field: str) -> tuple[Any, dict[str, Any]]:
+    """The hook of `field`, and the constructor arguments of a class.
+
+    Raises: what importing it raises; TypeError for what cannot be created, or called with a request.
+    """
+    called = found = getattr(config, field)
+    if isinstance(found, str):
+        module, _, name = found.partition(":")
+        called = found = getattr(importlib.import_module(module), name)
+    options: Mapping[str, Any] = getattr(config, f"{field}_options") or {}
+    given, filled = dict(options.get("arguments", {})), 0  # filled: leading parameters, such as `self`
+    if isinstance(found, type):
+        if "llm_config" in inspect.signature(found).parameters:
+            given.setdefault("llm_config", config)
+        inspect.signature(found).bind(**given)
+        called = next((vars(kind)["__call__"] for kind in found.__mro__ if "__call__" in vars(kind)), None)
+        filled = 1
+        if called is None:
+            raise TypeError("it has no method `__call__(self, request)`")
+    elif given:
+        raise TypeError("`arguments` are for a class, and this is none")
+    elif not callable(found):
+        raise TypeError("it is not callable")
+    for code in (called, getattr(called, "__call__", None)):  # noqa: B004 - of an object that is called
+        if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
+            raise TypeError("it yields; it must return one value")
+    if not (_takes(called, filled + 1) or _takes(called, filled + 2)):
+        raise TypeError(f"it takes {inspect.signature(called)}; it must take (request) or (request, context)")
+    return found, given
+
+
+def _shown(named: Any) -> str:
+    return repr(named) if isinstance(named, str) else getattr(named, "__name__", repr(named))
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).rstrip('.')}"

@@ -135,6 +135,8 @@ class RunningBatch(ProgressListener):
         except NotFound as error:
             await self._end("failed", [Fault(error.code, str(error))])
             return
+        if self._record().status == "cancelling":  # stored, and not said to this task yet
+            self.stop("cancelled")
         if self._record().status == "validating" and self._reason is None:
             async with self._context.validating:
                 await self._validate(at)
@@ -211,10 +213,10 @@ class RunningBatch(ProgressListener):
 
         def ended(record: BatchRecord) -> BatchRecord:
             status = "completed"
-            if record.status == "cancelling":
-                status = "cancelled"
-            elif "batch_expired" in report.errors:
+            if "batch_expired" in report.errors:  # it may have been cancelled after that
                 status = "expired"
+            elif record.status == "cancelling":
+                status = "cancelled"
             return record.to(
                 status, completed=report.ok, failed=report.failed, output_file_id=output, error_file_id=error
             )

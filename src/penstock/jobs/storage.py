@@ -23,7 +23,7 @@ from typing import TypeVar
 import msgspec
 
 from penstock.data.journal.lock import JobLock, OutputLocked, acquire_lock
-from penstock.data.storage.paths import StoragePath, storage_path
+from penstock.data.storage.paths import StoragePath, storage_path, unfinished_files
 from penstock.errors import StorageFull, Unavailable
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class JobStorage:
         """Raises: Unavailable when no client for the URL is installed."""
         self.root = storage_path(url)
         self._lock: JobLock | None = None
-        self._versions: dict[str, str] = {}  # by path without version and suffix
+        self._versions: dict[str, list[str]] = {}  # that may be there, by path without version and suffix
 
     def lock(self) -> JobLock:
         """From then on records are written in the name of this owner.
@@ -62,20 +62,22 @@ class JobStorage:
         return found
 
     def read_all(self, folder: str, kind: type[Record]) -> dict[str, Record | None]:
-        """The records in a folder by name, each as its last owner wrote it.
+        """The records in a folder by name, each as its last owner wrote it. Removes half-written ones.
 
         None for one that cannot be read: it is logged, and stays as it is with all that belongs to it.
         Raises: Unavailable.
         """
-        found: dict[str, str] = {}
+        for path in unfinished_files(self.at(folder)):
+            path.unlink(missing_ok=True)
+        found: dict[str, list[str]] = {}
         for file in self.at(folder).files():
             if file.name.endswith(_SUFFIX) and "/" not in file.name:
                 name, _, version = file.name.removesuffix(_SUFFIX).partition(".")
-                found[name] = max(version, found.get(name, ""))
-        self._versions.update({f"{folder}/{name}": version for name, version in found.items()})
+                found[name] = sorted([*found.get(name, ()), version])
+        self._versions.update({f"{folder}/{name}": versions for name, versions in found.items()})
 
         def read(name: str) -> Record | None:
-            at = self._record(f"{folder}/{name}", found[name])
+            at = self._record(f"{folder}/{name}", found[name][-1])
             try:
                 return msgspec.json.decode(at.read(), type=kind)
             except msgspec.DecodeError as error:
@@ -96,16 +98,18 @@ class JobStorage:
         with refusals():
             self._record(path, version).write(msgspec.json.encode(record))
         self._check()  # again: what took long may have come too late
-        before = self._versions.get(path, version)
-        self._versions[path] = version
-        if before != version:
-            self._record(path, before).remove()
+        before = [one for one in self._versions.get(path, ()) if one != version]
+        self._versions[path] = [*before, version]
+        for old in before:
+            self._record(path, old).remove()
+        self._versions[path] = [version]
 
     def remove(self, folder: str, name: str) -> None:
         """A record. Raises: Unavailable, also when another process has taken over."""
         path = f"{folder}/{name}"
         self._check()
-        self._record(path, self._versions.get(path, "")).remove()
+        for version in self._versions.get(path, [""]):  # the newest last: none that is older comes back
+            self._record(path, version).remove()
         self._check()
         self._versions.pop(path, None)
 

@@ -6,7 +6,8 @@ off: a token takes no hop more than with `penstock serve`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -15,7 +16,7 @@ import yaml
 from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs, Settings
 from penstock.config.derive.placement import resolved
 from penstock.errors import ConfigError
-from penstock.kuberay import pods, secrets
+from penstock.kuberay import secrets
 from penstock.kuberay.options import CPU_IMAGE, GPU_IMAGE, Site
 from penstock.kuberay.template import part
 from penstock.kuberay.worker_groups import WorkerGroup, worker_groups
@@ -24,6 +25,12 @@ DEFAULT_PORT = 8000
 _HEAD = "node:__internal_head__"  # Ray's resource of the head's node
 _SHARE = 0.001
 _PATHS = ("/", "./", "../", "~")
+_DATA = "/data"  # where the volume is mounted
+
+_HEAD_CPUS, _HEAD_MEMORY = 2, "8Gi"
+_CPUS_BESIDE = 1  # of a worker pod: its gateway, and Ray's own processes
+_GIB = 1 << 30
+_MEMORY_BESIDE_GIB, _MEMORY_OF_GPU_GIB = 8, 24  # a worker's without --memory: weights pass through it
 
 
 def manifest(serving: LLMServingArgs, site: Site) -> str:
@@ -56,7 +63,7 @@ def _ray_service(serving: LLMServingArgs, site: Site, groups: Sequence[WorkerGro
     environment += secrets.variables_of_pods(secrets.referenced(serving.llm_configs), site.secret)
     # Ray's nodes must have one Python and one Ray.
     image = site.image or (GPU_IMAGE if any(group.gpus for group in groups) else CPU_IMAGE)
-    shared = {"image": image, "env": environment, "port": port}
+    shared: dict[str, Any] = {"image": image, "env": environment, "port": port}
     config = _serve_config(serving, site, port, 1 + sum(group.least for group in groups))
     return part(
         "service",
@@ -66,8 +73,50 @@ def _ray_service(serving: LLMServingArgs, site: Site, groups: Sequence[WorkerGro
         ray_version=site.ray_version or version("ray"),
         redis=site.redis,
         scales=any(group.most > group.least for group in groups) or None,
-        head=pods.head(site, **shared),
-        workers=[pods.workers(site, group, **shared) for group in groups],
+        head=_pod(site, "head", cpus=_HEAD_CPUS, memory=_HEAD_MEMORY, selector=None, **shared),
+        workers=[_workers(site, group, shared) for group in groups],
+    )
+
+
+def _workers(site: Site, group: WorkerGroup, shared: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry of KubeRay's `workerGroupSpecs`. shared: values of all pods: `image`, `env`, `port`."""
+    kind = group.accelerator_type
+    selector = (site.labels(kind) if group.gpus else {}) or None
+    brings = json.dumps(json.dumps({f"accelerator_type:{kind}": 1})) if kind and selector else None
+    reserved = max(-(-group.memory // _GIB), _MEMORY_OF_GPU_GIB * group.gpus)
+    pod = _pod(
+        site,
+        "worker",
+        cpus=group.cpus + _CPUS_BESIDE,
+        memory=site.memory or f"{_MEMORY_BESIDE_GIB + reserved}Gi",
+        gpus=group.gpus,
+        selector=selector,
+        **shared,
+    )
+    return part(
+        "workers",
+        group=group.name,
+        least=group.least,
+        most=group.most,
+        ray_cpus=str(group.cpus),
+        ray_gpus=str(group.gpus),
+        brings=brings,
+        template=pod,
+    )
+
+
+def _pod(site: Site, component: str, *, cpus: int, gpus: int = 0, **values: Any) -> dict[str, Any]:
+    return part(
+        "pod",
+        name=site.name,
+        component=component,
+        is_head=component == "head",
+        readiness=part(f"{component}_readiness", port=values["port"]),
+        cpus=str(cpus),
+        gpus=str(gpus) if gpus else None,
+        storage=site.volume,
+        own_folder=None if site.volume else {},
+        **values,
     )
 
 
@@ -167,7 +216,7 @@ def _without_nodes(groups: Sequence[WorkerGroup], site: Site) -> list[str]:
 def _not_in_pods(configs: Sequence[LLMConfig]) -> list[str]:
     """What is found on this machine, and in a pod only if someone puts it there."""
     return [
-        f"{config.location}: {field} {value!r} must be in the image, or on the volume below {pods.DATA}."
+        f"{config.location}: {field} {value!r} must be in the image, or on the volume below {_DATA}."
         for config in configs
         for field, value in (
             ("model_source", config.model_loading_config.model_source),
@@ -177,5 +226,5 @@ def _not_in_pods(configs: Sequence[LLMConfig]) -> list[str]:
         )
         if isinstance(value, str)
         and (field != "model_source" or value.startswith(_PATHS))
-        and not value.startswith(f"{pods.DATA}/")
+        and not value.startswith(f"{_DATA}/")
     ]

@@ -141,7 +141,8 @@ class Generation:
         asked = _read(body)
         ours = prepared_prompt.get()
         prompt = asked.engine_prompt() if ours is None else ours.take()
-        answer = GenerateAnswer(_id(scope))
+        request_id = asgi.header(scope, b"x-request-id").decode("latin-1")  # the gateway has set it
+        answer = GenerateAnswer(f"gen-{request_id or uuid.uuid4().hex}")
         deltas = self._engine.generate(prompt, asked.sampling_params, request_id=answer.id)
         await send_answer(send, PATH, answer, deltas, stream=asked.stream)
 
@@ -157,8 +158,3 @@ def _read(body: bytes) -> GenerateRequest:
             f"{PATH} gives no prompt_logprobs; /v1/completions does.", param="sampling_params.prompt_logprobs"
         )
     return asked
-
-
-def _id(scope: Scope) -> str:
-    """The request's own id, which the gateway has set."""
-    return f"gen-{asgi.header(scope, b'x-request-id').decode('latin-1') or uuid.uuid4().hex}"

@@ -9,21 +9,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 
 from penstock import asgi
 from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
+from penstock.config import LLMConfig
 from penstock.errors import Error
 from penstock.hooks import Context, Hook
 from penstock.layers.preprocessing import PATHS, context_of
 from penstock.openai.asgi_response import send_error
 from penstock.openai.errors import form
 from penstock.request_context import shortcut
-
-if TYPE_CHECKING:
-    from penstock.config import LLMConfig
 
 _STREAM, _JSON = b"text/event-stream", b"application/json"
 _DATA = b"data: "

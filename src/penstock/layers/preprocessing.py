@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 
 from penstock import asgi
 from penstock.asgi import ASGIApp, Receive, Scope, Send
+from penstock.config import LLMConfig
 from penstock.engine import Prompt
 from penstock.errors import BadRequest, Error, OwnCodeFailed
-from penstock.hooks import Context, Meant, meant
-from penstock.hooks.hook import authors_ask
+from penstock.hooks import Context, Meant, authors_ask, meant
 from penstock.layers import generation
 from penstock.openai.asgi_response import send_error
 from penstock.openai.paths import ENGINE_PATHS
 from penstock.request_context import PreparedPrompt, prepared_prompt
-
-if TYPE_CHECKING:
-    from penstock.config import LLMConfig
 
 log = logging.getLogger(__name__)
 

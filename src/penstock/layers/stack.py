@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from penstock.asgi import ASGIApp
+from penstock.config import LLMConfig
 from penstock.config.derive.prefill import KV_TRANSFER
 from penstock.engine import DirectResponder, Engine, Progress
 from penstock.errors import EngineStartFailed, Error
@@ -16,9 +16,6 @@ from penstock.layers.generation import Generation
 from penstock.layers.postprocessing import Postprocessing
 from penstock.layers.prefill import Ask, Prefill
 from penstock.layers.preprocessing import HookCall, Preprocessing
-
-if TYPE_CHECKING:
-    from penstock.config import LLMConfig
 
 
 def stacked(
@@ -70,7 +67,12 @@ async def start_engine(engine: Engine, config: LLMConfig, adapters: Store | None
         async with asyncio.timeout(limit_s):
             await engine.start(reached)
             if adapters is not None:
-                await _start_adapters(adapters, model_id)
+                try:
+                    await adapters.start()
+                except Error as error:
+                    raise EngineStartFailed(
+                        f"Model '{model_id}' cannot start with its pinned adapters: {error}"
+                    ) from error
     except BaseException as error:
         await engine.stop()
         if not isinstance(error, TimeoutError):
@@ -78,13 +80,4 @@ async def start_engine(engine: Engine, config: LLMConfig, adapters: Store | None
         raise EngineStartFailed(
             f"The engine of model '{model_id}' was not ready after {limit_s:g} s (last phase: {phase}). "
             "Raise engine_start_timeout_s if the model needs longer to load."
-        ) from error
-
-
-async def _start_adapters(adapters: Store, model_id: str) -> None:
-    try:
-        await adapters.start()
-    except Error as error:
-        raise EngineStartFailed(
-            f"Model '{model_id}' cannot start with its pinned adapters: {error}"
         ) from error

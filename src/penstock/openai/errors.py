@@ -17,6 +17,8 @@ from penstock.errors import BadRequest, Error
 
 CONTENT_TYPE = b"application/json"
 SHOULD_RETRY = b"x-should-retry"
+_FACTS = {"should_retry": SHOULD_RETRY, "allow": b"allow", "www_authenticate": b"www-authenticate"}
+"""Of an error, the header fields that say them."""
 
 _FIELD = re.compile(r"`\$\.([^`]+)`|field `([^`]+)`")
 _MESSAGES = "/v1/messages"
@@ -94,17 +96,15 @@ def parsed(body: bytes) -> Error:
 
 
 def headers(error: Error, body: bytes) -> list[tuple[bytes, bytes]]:
-    """ASGI headers for an answer of `body`, with Retry-After and X-Should-Retry where the error has them.
+    """ASGI headers for an answer of `body`, with Retry-After and those of `_FACTS` where the error has them.
 
-    OpenAI's and Anthropic's clients obey the second, and would send a 503 again without it.
+    OpenAI's and Anthropic's clients obey X-Should-Retry, and would send a 503 again without it.
     """
     fields = [(b"content-type", CONTENT_TYPE), (b"content-length", str(len(body)).encode())]
     wait_s = error.facts.get("retry_after_s")
     if wait_s is not None:
         fields.append((b"retry-after", str(max(1, round(float(wait_s)))).encode()))
-    if should_retry := error.facts.get("should_retry"):
-        fields.append((SHOULD_RETRY, str(should_retry).encode()))
-    return fields
+    return fields + [(_FACTS[name], str(error.facts[name]).encode()) for name in _FACTS & error.facts.keys()]
 
 
 def unreadable(error: msgspec.DecodeError | UnicodeDecodeError) -> BadRequest:

@@ -99,6 +99,7 @@ build_dp_deployment = build_llm_deployment
 
 def _check(configs: Sequence[LLMConfig]) -> None:
     ray_version.check()
+    nodes = environment.nodes()
     findings = check_arguments(configs)
     for notice in findings.notices:
         log.warning(notice)
@@ -106,12 +107,7 @@ def _check(configs: Sequence[LLMConfig]) -> None:
         *findings.problems,
         *registry.problems(configs),
         *(text for config in configs for text in (*hooks.problems(config), *callback.problems(config))),
-        *_missing_accelerators(configs),
+        *(problem for config in configs if (problem := check_accelerator(config, nodes))),
     ]
     if problems:
         raise config_error(problems)
-
-
-def _missing_accelerators(configs: Sequence[LLMConfig]) -> list[str]:
-    nodes = environment.nodes()
-    return [problem for config in configs if (problem := check_accelerator(config, nodes))]

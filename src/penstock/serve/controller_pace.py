@@ -42,29 +42,23 @@ def follow() -> None:
 
     if INTERVAL in os.environ or not isinstance(getattr(controller, _NAME, None), float):
         return
-    _tasks.add(asyncio.create_task(ControllerPace(controller).keep()))
+    _tasks.add(asyncio.create_task(keep_pace(controller)))
 
 
-class ControllerPace:
-    """Of one controller. A filter of its logger, because Serve replaces the handlers."""
+async def keep_pace(controller: ModuleType) -> None:
+    """Slows the loop `HOLD_S` after the controller's last record, for ever."""
+    busy_s: float = getattr(controller, _NAME)
+    logger, heard_at = logging.getLogger(_LOGGER), time.monotonic()
 
-    def __init__(self, controller: ModuleType) -> None:
-        self._controller = controller
-        self._busy_s: float = getattr(controller, _NAME)
-        self._logger = logging.getLogger(_LOGGER)
-        self._logger.addFilter(self.heard)
-        self._heard_at = time.monotonic()
-
-    def heard(self, record: logging.LogRecord) -> bool:
+    def heard(record: logging.LogRecord) -> bool:
         """Something happens: the loop runs at Serve's own interval. Every record passes."""
-        self._heard_at = time.monotonic()
-        setattr(self._controller, _NAME, self._busy_s)
+        nonlocal heard_at
+        heard_at = time.monotonic()
+        setattr(controller, _NAME, busy_s)
         return True
 
-    async def keep(self) -> None:
-        """Slows the loop `HOLD_S` after the last record, for ever."""
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            silent_s = time.monotonic() - self._heard_at
-            if silent_s > HOLD_S and self._logger.isEnabledFor(logging.INFO):
-                setattr(self._controller, _NAME, max(self._busy_s, REST_S))
+    logger.addFilter(heard)  # a filter, because Serve replaces the handlers
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        if time.monotonic() - heard_at > HOLD_S and logger.isEnabledFor(logging.INFO):
+            setattr(controller, _NAME, max(busy_s, REST_S))

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from pyarrow import fs
 
-from penstock.sources.protocol import Count, File, within
+from penstock.sources.protocol import Count, File, FileSource, within
 
 _PART_BYTES = 64 << 20
 _READ_BYTES = 16 << 20
@@ -22,10 +22,8 @@ _GCS_RETRY = timedelta(seconds=10)
 """Below our own tries; the client's default goes on for a quarter of an hour."""
 
 
-class Bucket:
+class Bucket(FileSource):
     """Objects below a prefix; an object by itself is a source with one file."""
-
-    has_secret_url = False
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -34,7 +32,7 @@ class Bucket:
         self._path = f"{self.bucket}/{parts.path.strip('/')}".rstrip("/")
         self._is_s3 = parts.scheme == "s3"
         self._fs = client(parts.scheme, self.bucket)
-        self.part_bytes: int | None = _PART_BYTES if self._is_s3 else None
+        self.part_bytes = _PART_BYTES if self._is_s3 else None
 
     def files(self) -> list[File]:
         selector = fs.FileSelector(self._path, allow_not_found=True, recursive=True)

@@ -133,13 +133,10 @@ def _pin_file(folder: Path) -> Path:
 def _is_pinned(folder: Path) -> bool:
     """Whether any process has pinned it, this one included."""
     try:
-        handle = os.open(_pin_file(folder), os.O_RDWR)
+        with _pin_file(folder).open("r+b") as mark:
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    finally:
-        os.close(handle)
     return False

@@ -15,9 +15,8 @@ from penstock.errors import DownloadFailed, SourceNotFound
 from penstock.sources import failures
 from penstock.sources.cache import Slot
 from penstock.sources.every_node import on_every_node
-from penstock.sources.folder import Folder
 from penstock.sources.hub import Hub, is_hub_id
-from penstock.sources.protocol import File, FileSource, cause, digest, shown
+from penstock.sources.protocol import File, FileSource, Folder, cause, digest, shown
 from penstock.sources.transfer import Wanted, Watch, silent, transfer
 
 log = logging.getLogger(__name__)

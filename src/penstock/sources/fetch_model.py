@@ -10,17 +10,14 @@ import shutil
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from penstock.config import LLMConfig
 from penstock.config.schema.sections import BucketSource
 from penstock.sources.cache import pin
 from penstock.sources.every_node import on_every_node
 from penstock.sources.fetch import Only, fetch, matches
 from penstock.sources.hub import is_hub_id
 from penstock.sources.transfer import Watch, silent
-
-if TYPE_CHECKING:
-    from penstock.config import LLMConfig
 
 _USUAL_FORMATS = (None, "auto", "hf", "safetensors")
 _OWN_WAYS = {"download_dir", "hf_token", "ignore_patterns"}

@@ -9,7 +9,7 @@ from typing import Any
 from fsspec.callbacks import Callback
 from fsspec.core import url_to_fs
 
-from penstock.sources.protocol import Count, File, shown
+from penstock.sources.protocol import Count, File, FileSource, shown
 
 log = logging.getLogger(__name__)
 
@@ -21,10 +21,8 @@ _VERSIONS = (
 _unversioned: set[str] = set()  # sources that the log has named
 
 
-class FsspecSource:
+class FsspecSource(FileSource):
     """Files below a URL; a file by itself is a source with one file."""
-
-    part_bytes: int | None = None
 
     def __init__(self, url: str) -> None:
         self.shown = shown(url)

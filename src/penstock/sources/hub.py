@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.sources.protocol import Count, File, within
+from penstock.sources.protocol import Count, File, FileSource, within
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +34,8 @@ def use_fast_transfers(environment: Any = os.environ) -> None:
             log.warning("%s has no effect in today's hub client; %s=1 is set in its place.", _FORMER, _FAST)
 
 
-class Hub:
+class Hub(FileSource):
     """Files of one revision."""
-
-    has_secret_url = False
-    part_bytes: int | None = None
 
     def __init__(self, source: str) -> None:
         use_fast_transfers()

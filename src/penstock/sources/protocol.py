@@ -1,8 +1,9 @@
-"""What every kind of source can do, and its name as it may be shown."""
+"""What every kind of source can do, the kind that is here already, and names as they may be shown."""
 
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +27,9 @@ class FileSource(Protocol):
     """One kind of source. Calls raise what the client below raises; `failures` puts that into words."""
 
     shown: str
-    has_secret_url: bool
+    has_secret_url: bool = False
     """Its URL holds secrets, and errors of its client may repeat them."""
-    part_bytes: int | None
+    part_bytes: int | None = None
     """Larger files are read in parts of this size, side by side; None: in one piece."""
 
     def files(self) -> list[File]:
@@ -44,6 +45,33 @@ class FileSource(Protocol):
     def copy(self, file: File, to: Path, start: int, end: int, count: Count) -> None:
         """Writes bytes `start` to `end` of `file` into the file `to`, at the same place."""
         ...
+
+
+class Folder(FileSource):
+    """Files below `path` on this node, used as they are; a file by itself is a source with one file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.shown = str(path)
+
+    def files(self) -> list[File]:
+        if self.path.is_file():
+            return [_file(self.path, self.path.parent)]
+        return [_file(path, self.path) for path in sorted(self.path.rglob("*")) if path.is_file()]
+
+    def children(self, holding: str) -> list[str]:
+        return sorted(path.name for path in self.path.iterdir() if (path / holding).is_file())
+
+    def copy(self, file: File, to: Path, start: int, end: int, count: Count) -> None:
+        below = self.path.parent if self.path.is_file() else self.path
+        shutil.copyfile(below / file.name, to)
+        count(end - start)
+
+
+def _file(path: Path, folder: Path) -> File:
+    status = path.stat()
+    version = f"{status.st_mtime_ns}-{status.st_ino}"
+    return File(path.relative_to(folder).as_posix(), status.st_size, version)
 
 
 def within(files: Iterable[File], name: str) -> list[str]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -46,14 +47,20 @@ def transfer(
     _check_space(missing, folder)
     total = _size_bytes(wanted)
     arrived = _Arrived(total - _size_bytes(missing), total, watch, deadline)
-    jobs = [job for one in missing for job in _jobs(one, folder, tries, arrived)]
+    parts = [part for one in missing for part in _parts(one, folder)]
+    left = Counter(part.path for part in parts)
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="download") as pool:
-        futures = [pool.submit(job.run) for job in jobs]
-        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        arrived.stopped.set()  # the others end at their next piece
-        pool.shutdown(cancel_futures=True)
-    for future in done:
-        future.result()
+        fetching = {pool.submit(part.fetch, tries, arrived): part for part in parts}
+        try:
+            for fetched in as_completed(fetching):
+                fetched.result()
+                part = fetching[fetched]
+                left[part.path] -= 1
+                if not left[part.path]:
+                    part.unfinished.rename(part.path)
+        finally:
+            arrived.stopped.set()  # the others end at their next piece
+            pool.shutdown(cancel_futures=True)
 
 
 def _is_whole(path: Path, file: File) -> bool:
@@ -82,86 +89,51 @@ class _Arrived:
         self._watch, self._deadline = watch, deadline
         self._lock = threading.Lock()
 
-    def add(self, size_bytes: int) -> None:
+    def add(self, size_bytes: int, what: str) -> None:
         if self.stopped.is_set():
-            raise _Stopped
+            raise CancelledError
         if time.monotonic() > self._deadline:
-            raise _Late
+            raise DownloadFailed(f"The download of {what} was not finished in time.")
         with self._lock:
             self._bytes += size_bytes
             self._watch(self._bytes, self._total)
 
 
-class _Stopped(Exception):
-    """Another file's transfer failed."""
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One part of one file, by itself on a thread. path: of the file, once all of it is there."""
 
-
-class _Late(Exception):
-    """The time limit has passed."""
-
-
-@dataclass(slots=True)
-class _Landing:
-    """A file that is being put together from parts."""
-
+    wanted: Wanted
     path: Path
-    size_bytes: int
-    parts: int
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    start: int
+    end: int
 
     @property
     def unfinished(self) -> Path:
         return self.path.with_name(self.path.name + _PART)
 
-    def landed(self) -> None:
-        """One part more is here; with the last one the file gets its name."""
-        with self.lock:
-            self.parts -= 1
-            if self.parts == 0:
-                self.unfinished.rename(self.path)
+    def fetch(self, tries: int, arrived: _Arrived) -> None:
+        final, wait = (CancelledError, DownloadFailed), arrived.stopped.wait
+        failures.retry(lambda: self._copy(arrived), tries, self._give_up, final=final, wait=wait)
 
-
-@dataclass(slots=True)
-class _Job:
-    """One part of one file, by itself on a thread."""
-
-    wanted: Wanted
-    start: int
-    end: int
-    landing: _Landing
-    tries: int
-    arrived: _Arrived
-
-    def run(self) -> None:
-        final, wait = (_Late, _Stopped, DownloadFailed), self.arrived.stopped.wait
-        try:
-            failures.retry(self._copy, self.tries, self._give_up, final=final, wait=wait)
-        except _Late:
-            raise DownloadFailed(f"The download of {self._what} was not finished in time.") from None
-        self.landing.landed()
-
-    def _copy(self) -> None:
-        came = 0
+    def _copy(self, arrived: _Arrived) -> None:
+        came, size = 0, self.end - self.start
 
         def count(size_bytes: int) -> None:
             nonlocal came
             came += size_bytes
-            self.arrived.add(size_bytes)
+            arrived.add(size_bytes, self._what)
 
-        self.landing.unfinished.touch()
+        self.unfinished.touch()
         try:
-            self.wanted.store.copy(self.wanted.file, self.landing.unfinished, self.start, self.end, count)
-            self._check_size(came)
+            self.wanted.store.copy(self.wanted.file, self.unfinished, self.start, self.end, count)
+            here = self.unfinished.stat().st_size if size == self.wanted.file.size_bytes else came
+            if here != size:
+                raise failures.ShortFile(f"{here} of {size} bytes came")
         except Exception:
-            if not self.arrived.stopped.is_set():
-                self.arrived.add(-came)  # they will come again
+            if not arrived.stopped.is_set():
+                arrived.add(-came, self._what)  # they will come again
             raise
-
-    def _check_size(self, came: int) -> None:
-        whole = self.start == 0 and self.end == self.landing.size_bytes
-        here = self.landing.unfinished.stat().st_size if whole else came
-        if here != self.end - self.start:
-            raise failures.ShortFile(f"{here} of {self.end - self.start} bytes came")
 
     def _give_up(self, error: Exception, found: failures.FailureCause, attempts: int) -> NoReturn:
         sentence = f"The download of {self._what} failed{failures.after_tries(attempts)}: {found.why}."
@@ -173,10 +145,8 @@ class _Job:
         return f"'{store.shown}'" if store.shown.endswith(f"/{name}") else f"'{store.shown}/{name}'"
 
 
-def _jobs(wanted: Wanted, folder: Path, tries: int, arrived: _Arrived) -> list[_Job]:
-    size, step = wanted.file.size_bytes, wanted.store.part_bytes or max(1, wanted.file.size_bytes)
-    starts = range(0, max(1, size), step)
-    path = folder / wanted.name
+def _parts(wanted: Wanted, folder: Path) -> list[_Part]:
+    size, path = wanted.file.size_bytes, folder / wanted.name
+    step = wanted.store.part_bytes or max(1, size)
     path.parent.mkdir(parents=True, exist_ok=True)
-    landing = _Landing(path, size, len(starts))
-    return [_Job(wanted, at, min(at + step, size), landing, tries, arrived) for at in starts]
+    return [_Part(wanted, path, at, min(at + step, size)) for at in range(0, max(1, size), step)]

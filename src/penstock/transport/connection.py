@@ -46,7 +46,7 @@ class ReplicaConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._on_lost = lost
         self._parser = httptools.HttpResponseParser(self)
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport  # set before anyone gets the connection
         self._broken: ConnectionError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._sink: Callable[[bytes], bool] | None = None
@@ -56,7 +56,6 @@ class ReplicaConnection(asyncio.Protocol):
         self._full = False  # of bytes to send
         self._headers: Headers = []
         self._head: Head | None = None
-        self._open = False  # an exchange is under way
         self._hold: Callable[[int, bool], None] | None = None
         self._held = False
         self._multiplexed = False  # the body comes over the multiplexed connection
@@ -72,9 +71,8 @@ class ReplicaConnection(asyncio.Protocol):
 
     def request(self, head: bytes, body: bytes | bytearray = b"") -> None:
         """Sends a request; the previous one must have finished."""
-        assert self._transport is not None
         self._headers, self._head = [], None
-        self._open, self.finished = True, False
+        self.finished = False
         self._multiplexed = self._stream_ended = self._message_ended = False
         self.exchanges += 1
         self._transport.writelines([head, body] if body else [head])
@@ -123,7 +121,7 @@ class ReplicaConnection(asyncio.Protocol):
             self._hold(self.stream_id, False)
         if self._paused:
             self._paused = False
-            if self._transport is not None and self._broken is None:
+            if self._broken is None:
                 self._transport.resume_reading()
 
     @property
@@ -142,14 +140,13 @@ class ReplicaConnection(asyncio.Protocol):
         return (
             self.exhausted
             and self._broken is None
-            and self._transport is not None
             and not self._transport.is_closing()
             and self._transport.get_write_buffer_size() == 0
         )
 
     def write(self, piece: bytes) -> None:
         """Sends more of the body of a request that has not ended."""
-        if self._transport is not None and not self._transport.is_closing():
+        if not self._transport.is_closing():
             self._transport.write(piece)
 
     async def drain(self) -> None:
@@ -162,8 +159,7 @@ class ReplicaConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Closes it at once; the replica takes an unfinished request for abandoned."""
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
     def fail(self, reason: str) -> None:
         """Ends it and the exchange on it, for which `head` and `read` raise ConnectionAbortedError."""
@@ -232,7 +228,7 @@ class ReplicaConnection(asyncio.Protocol):
             self._pause()
 
     def _pause(self) -> None:
-        if not self._paused and self._transport is not None:
+        if not self._paused:
             self._paused = True
             self._transport.pause_reading()
 
@@ -243,7 +239,7 @@ class ReplicaConnection(asyncio.Protocol):
 
     def _finish(self) -> None:
         if self._message_ended and (self._stream_ended or not self._multiplexed):
-            self._open, self.finished = False, True
+            self.finished = True
 
     # -- for the event loop
 
@@ -280,7 +276,7 @@ class ReplicaConnection(asyncio.Protocol):
     # -- for the parser
 
     def on_message_begin(self) -> None:
-        if not self._open:
+        if self.finished or not self.exchanges:
             raise ConnectionAbortedError("a response without a request")
 
     def on_header(self, name: bytes, value: bytes) -> None:

@@ -48,7 +48,8 @@ def to_replica(method: str, target: bytes, client: Headers, own: Headers, body_b
     body_bytes: None for a body in chunks.
     Raises: BadRequest for a line break in a field; no HTTP parser passes one.
     """
-    named = _named_in_connection(client)
+    hop = [value for name, value in client if name == b"connection"]
+    named = {name.strip().lower() for value in hop for name in value.split(b",")}  # for one hop, as it says
     fields = [
         field
         for field in client
@@ -97,9 +98,3 @@ def to_client(replica: Headers) -> Headers:
         for field in replica
         if field[0] not in _NOT_TO_CLIENT and not field[0].startswith((_OWN, _CORS))
     ]
-
-
-def _named_in_connection(headers: Headers) -> frozenset[bytes]:
-    """Fields that the Connection header declares to be for one hop."""
-    values = [value for name, value in headers if name == b"connection"]
-    return frozenset(name.strip().lower() for value in values for name in value.split(b","))

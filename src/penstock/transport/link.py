@@ -25,7 +25,7 @@ BEAT_S = 1.0  # a report at least this often
 COALESCE_S = 0.1  # and at most this often, unless the state changes
 SILENCE_S = 5.0  # without a line for so long, the link counts as lost
 BYTES_PER_TOKEN = 4  # of English text; for shares and estimates only
-_LOOKS = 5  # in that time. They are counted, since the clock runs on while this process is stopped
+_LOOKS = 5  # in that time
 
 # Headers between gateway and replica. Clients can neither send nor receive x-penstock- headers.
 SECRET = b"x-penstock-secret"
@@ -44,13 +44,13 @@ State = Literal["ready", "asleep", "paused", "draining"]
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """The first line. Units: max_model_len, kv_tokens (of the KV cache) in tokens."""
+    """The first line, of this process. Units: max_model_len, kv_tokens (of the KV cache) in tokens."""
 
     model_id: str
-    pid: int
-    version: str
     max_model_len: int | None = None
     kv_tokens: int | None = None
+    pid: int = msgspec.field(default_factory=os.getpid)
+    version: str = __version__
 
 
 class LoadReport(msgspec.Struct, frozen=True, tag="report"):
@@ -78,11 +78,6 @@ class AdapterReport(msgspec.Struct, frozen=True, tag="adapters"):
     """All loaded adapters. Sent after the hello, by replicas that take adapters, and at each change."""
 
     loaded: tuple[str, ...] = ()
-
-
-def hello(model_id: str, max_model_len: int | None = None, kv_tokens: int | None = None) -> Hello:
-    """The hello of this process."""
-    return Hello(model_id, os.getpid(), __version__, max_model_len, kv_tokens)
 
 
 Message = Hello | LoadReport | AdapterReport
@@ -136,41 +131,26 @@ async def read_lines(
 ) -> None:
     """Calls `received` for every line, until `read` returns nothing.
 
-    Raises: TimeoutError after silence; what `read` and `received` raise.
+    Silence is told by counted looks, not by the clock: a process that was stopped finds its timers due before
+    it reads what came meanwhile.
+    Raises: TimeoutError after silence, or a look later; what `read` and `received` raise.
     """
     async with asyncio.timeout(None) as limit:
-        silence, rest = _Silence(limit, silence_s), b""
+        loop, looks, rest = asyncio.get_running_loop(), 0, b""
+
+        def look() -> None:
+            nonlocal looks, next_look
+            next_look = loop.call_later(silence_s / _LOOKS, look)
+            if looks == _LOOKS:
+                limit.reschedule(loop.time())
+            looks += 1
+
+        next_look: asyncio.Handle = loop.call_soon(look)
         try:
             while piece := await read():
-                silence.ended()
+                looks = 0
                 *lines, rest = (rest + piece).split(b"\n")
                 for line in lines:
                     received(line)
         finally:
-            silence.stop()
-
-
-class _Silence:
-    """Lets `limit` expire after `silence_s`, or a look later, in which `ended` was not called.
-
-    Not by the clock: a process that was stopped finds its timers due before it reads what came meanwhile.
-    """
-
-    def __init__(self, limit: asyncio.Timeout, silence_s: float) -> None:
-        self._limit = limit
-        self._look_s = silence_s / _LOOKS
-        self._loop = asyncio.get_running_loop()
-        self._looks = 0
-        self._look()
-
-    def ended(self) -> None:
-        self._looks = 0
-
-    def stop(self) -> None:
-        self._next.cancel()
-
-    def _look(self) -> None:
-        self._next = self._loop.call_later(self._look_s, self._look)
-        if self._looks == _LOOKS:
-            self._limit.reschedule(self._loop.time())
-        self._looks += 1
+            next_look.cancel()

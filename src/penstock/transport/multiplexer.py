@@ -3,7 +3,7 @@
 An engine's step makes a piece for every stream at once. On separate connections each piece costs a write and
 a read; multiplexed they leave in one write. A stream's request, its head and its end stay on a connection of
 its own, so that they mean what they always mean. Frames go one way; lines that stop or continue a slow
-client's stream go the other. `serve.replica.frontend.guard` uses the replica's side, `fleet.links` the
+client's stream go the other. `serve.replica.frontend.listener` uses the replica's side, `fleet.links` the
 gateway's.
 """
 

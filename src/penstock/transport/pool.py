@@ -15,8 +15,12 @@ from penstock.transport.multiplexer import StreamReceiver
 _CONNECT_S = 3.0
 _BACKLOG_FULL_S = 0.02  # between two attempts to connect to a replica that is too busy to accept
 # The kernel notices a peer node that vanished: probes after 5 s, gone after 20 s.
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
-_USER_TIMEOUT_MS = 20_000
+_KEEPALIVE = (
+    (socket.TCP_KEEPIDLE, 5),
+    (socket.TCP_KEEPINTVL, 5),
+    (socket.TCP_KEEPCNT, 3),
+    (socket.TCP_USER_TIMEOUT, 20_000),  # milliseconds
+)
 _IDLE_S = KEEP_ALIVE_S - 15  # shorter than the replica's own limit
 
 
@@ -96,7 +100,10 @@ async def connect(
         transport, connection = await loop.create_connection(
             lambda: ReplicaConnection(lost), address.host, address.port
         )
-    _notice_lost_nodes(transport.get_extra_info("socket"))
+    sock = transport.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
     return connection
 
 
@@ -107,10 +114,3 @@ async def _connect_unix(sock: socket.socket, name: str) -> None:
         with contextlib.suppress(BlockingIOError):
             return sock.connect(name)
         await asyncio.sleep(_BACKLOG_FULL_S)
-
-
-def _notice_lost_nodes(sock: socket.socket) -> None:
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEPALIVE:
-        sock.setsockopt(socket.IPPROTO_TCP, option, value)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)

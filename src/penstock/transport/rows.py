@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -51,7 +52,8 @@ class RowResponse(msgspec.Struct, array_like=True, frozen=True):
 
 
 Frame = RowCall | RowCancel
-_decode_frame = msgspec.msgpack.Decoder(Frame).decode
+_Message = TypeVar("_Message", Frame, RowResponse)
+decode_frame = msgspec.msgpack.Decoder(Frame).decode
 _decode_response = msgspec.msgpack.Decoder(RowResponse).decode
 
 
@@ -65,34 +67,23 @@ def framed(message: Frame | RowResponse) -> bytes:
     return _LENGTH.pack(len(encoded)) + encoded
 
 
-class Frames:
-    """Messages in bytes as they arrive."""
+def messages(data: bytearray, piece: bytes, decode: Callable[[bytes], _Message]) -> Iterator[_Message]:
+    """The messages that `piece` completes. data: what came before it and is not complete, for the next call.
 
-    def __init__(self) -> None:
-        self._data = bytearray()
-
-    def requests(self, piece: bytes) -> Iterator[Frame]:
-        """Raises: msgspec.DecodeError."""
-        return map(_decode_frame, self._whole(piece))
-
-    def responses(self, piece: bytes) -> Iterator[RowResponse]:
-        """Raises: msgspec.DecodeError."""
-        return map(_decode_response, self._whole(piece))
-
-    def _whole(self, piece: bytes) -> list[bytes]:
-        """A frame of many pieces is copied twice, however many they are."""
-        self._data += piece
-        found, at = list[bytes](), 0
-        with memoryview(self._data) as data:
-            while at + _LENGTH.size <= len(data):
-                begin = at + _LENGTH.size
-                end = begin + _LENGTH.unpack_from(data, at)[0]
-                if end > len(data):
-                    break
-                found.append(bytes(data[begin:end]))
-                at = end
-        del self._data[:at]
-        return found
+    A frame of many pieces is copied twice, however many they are. Raises: msgspec.DecodeError.
+    """
+    data += piece
+    found, at = list[bytes](), 0
+    with memoryview(data) as view:
+        while at + _LENGTH.size <= len(view):
+            begin = at + _LENGTH.size
+            end = begin + _LENGTH.unpack_from(view, at)[0]
+            if end > len(view):
+                break
+            found.append(bytes(view[begin:end]))
+            at = end
+    del data[:at]
+    return map(decode, found)
 
 
 class RowSender:
@@ -148,10 +139,10 @@ class RowSender:
 
     async def _read(self) -> None:
         why = ConnectionResetError("the replica ended the connection for rows")
-        frames = Frames()
+        data = bytearray()
         try:
             while piece := await self._carrier.read():
-                for response in frames.responses(piece):
+                for response in messages(data, piece, _decode_response):
                     waiting = self._waiting.get(response.number)
                     if waiting is not None and not waiting.done():
                         waiting.set_result(response)

@@ -159,7 +159,11 @@ def resume(
         elif given.model or named:
             chosen = _engines(engine_words, given, _command(context))
         elif given.replicas or given.deployment:
-            chosen = _changed(began, given.replicas, given.deployment)
+            idle = None if began.cli_args else "on a job that starts no engines"
+            _refuse_idle(idle, {"--replicas": given.replicas})
+            _refuse_idle(None if began.app else "on a job without --app", {"--deployment": given.deployment})
+            replicas, deployment = given.replicas or began.replicas, given.deployment or began.deployment
+            chosen = replace(began, replicas=replicas, deployment=deployment)
     return _start(context, output, engines, options, engines=chosen, retry_failed=retry_failed)
 
 
@@ -220,13 +224,6 @@ def _refuse_idle(where: str | None, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if where is not None and value is not None:
             raise ConfigError(f"{name} has no effect {where}; leave it out.")
-
-
-def _changed(began: Any, replicas: int | None, deployment: str | None) -> Any:
-    """The engines of a job that was begun, but for what is asked now. Raises: ConfigError."""
-    _refuse_idle(None if began.cli_args else "on a job that starts no engines", {"--replicas": replicas})
-    _refuse_idle(None if began.app else "on a job without --app", {"--deployment": deployment})
-    return replace(began, replicas=replicas or began.replicas, deployment=deployment or began.deployment)
 
 
 def _engines(words: tuple[str, ...], given: EnginesToUse, command: CommandOptions) -> Any:

@@ -17,8 +17,7 @@ from typing import cast
 import msgspec
 
 from penstock.cli.batch.options import RunOptions
-from penstock.cli.batch.progress_bar import Meter
-from penstock.cli.batch.summary import shown
+from penstock.cli.batch.terminal import Meter, shown
 from penstock.cli.models import precheck
 from penstock.cli.models.engine_arguments import read_engine_words
 from penstock.cli.models.options import ACCELERATOR_KINDS, API_KEY_NAMES, Arguments, CommandOptions, Engine
@@ -155,7 +154,10 @@ def _spec(batch_run: BatchRun) -> JobSpec:
     if spec is None:
         spec = Job.load_spec(batch_run.output)
         if batch_run.engines is not None:
-            engines = _with_model(batch_run.engines, spec.engines)
+            engines, before = batch_run.engines, spec.engines
+            if engines.url is not None and engines.url == before.url:  # with the same model and concurrency
+                model = engines.model or before.model
+                engines = msgspec.structs.replace(engines, model=model, concurrency=before.concurrency)
             spec = msgspec.structs.replace(spec, engines=engines)
         if batch_run.options.limit is not None:
             spec = msgspec.structs.replace(spec, limit=batch_run.options.limit)
@@ -164,13 +166,6 @@ def _spec(batch_run: BatchRun) -> JobSpec:
             _check_key_recipient(spec.engines.url, journal, batch_run.api_key)
         manifest.check_resumable(spec)
     return spec
-
-
-def _with_model(given: EngineSpec, before: EngineSpec) -> EngineSpec:
-    """The engines for the rest of the job. The same service goes on with the same model and concurrency."""
-    if given.url is None or given.url != before.url:
-        return given
-    return msgspec.structs.replace(given, model=given.model or before.model, concurrency=before.concurrency)
 
 
 def _check_key_recipient(url: str | None, journal: StoragePath, key: str) -> None:

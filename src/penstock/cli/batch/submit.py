@@ -18,7 +18,7 @@ import msgspec
 import openai
 
 from penstock.bench.load.target import parsed
-from penstock.cli.batch.progress_bar import Meter
+from penstock.cli.batch.terminal import Meter
 from penstock.data.job.report import RunStats
 from penstock.data.storage.paths import LocalPath, atomic_write
 from penstock.errors import ConfigError, Error, Unavailable

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from penstock.config import LLMConfig
     from penstock.config.schema.sections import LoraConfig
 
-_USAGE_DETAILS = "enable_prompt_tokens_details"
-_WITH_USAGE_DETAILS = ("vllm", "sim")  # engines that have this argument
-
 _ADAPTERS = {"dynamic_lora_loading_path", "adapters"}
 _HOOKS = ("preprocessor", "preprocessor_options", "postprocessor", "postprocessor_options")
 _SLASH = "--"
@@ -55,9 +52,10 @@ SPEED_ONLY = frozenset(
 
 def with_usage_details(config: LLMConfig) -> LLMConfig:
     """The config with cached tokens in each response's usage, unless the user says otherwise."""
-    if config.engine_name not in _WITH_USAGE_DETAILS:
+    if config.engine_name not in ("vllm", "sim"):  # engines that have this argument
         return config
-    return config.model_copy(update={"engine_kwargs": {_USAGE_DETAILS: True, **config.engine_kwargs}})
+    kwargs = {"enable_prompt_tokens_details": True, **config.engine_kwargs}
+    return config.model_copy(update={"engine_kwargs": kwargs})
 
 
 def with_runner(config: LLMConfig, kind: Kind) -> LLMConfig:

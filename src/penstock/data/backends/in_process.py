@@ -1,4 +1,5 @@
-"""An engine in this process, called through its HTTP application without a socket.
+"""An engine in this process, called through its HTTP application without a socket; and Ray's options of an
+actor that holds one: the same for jobs and pipelines, so that neither shows a secret or forgets a resource.
 
 Between the window and one engine with its layers. Requests that are in the engine when it dies fail with
 EngineDead.
@@ -10,8 +11,9 @@ import asyncio
 import logging
 import os
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -19,15 +21,17 @@ from penstock import sources
 from penstock.asgi import ASGIApp
 from penstock.asgi_client import ask
 from penstock.config.derive import names
+from penstock.config.derive.accelerators import Nodes, accelerator_kind
+from penstock.config.derive.placement import Placement, place
+from penstock.config.derive.serve_options import runtime_env, without_secrets
 from penstock.data.backends.engine_config import adapter_name, downloader, with_usage_details
+from penstock.data.backends.limits import QueueDepth
 from penstock.data.backends.protocol import Response
-from penstock.data.backends.queue_depth import QueueDepth
 from penstock.data.rows.request import RowRequest, with_fields
 from penstock.engine import DirectResponder, Engine, Load, Progress, no_progress
 from penstock.engines import engine_class
 from penstock.errors import BadRequest, EngineDead, Error, Unavailable
-from penstock.hooks import POSTPROCESSOR, PREPROCESSOR
-from penstock.hooks.hook import authors_ask
+from penstock.hooks import POSTPROCESSOR, PREPROCESSOR, authors_ask
 from penstock.layers.adapters import Source, Store, asking_for
 from penstock.layers.preprocessing import GENERATING, stand_in
 from penstock.layers.stack import make_hook, stacked, start_engine
@@ -116,7 +120,12 @@ class InProcessEngine:
 
     async def _call(self, started: StartedEngine, request: RowRequest) -> Response:
         try:
-            response = await self._direct(started, request) or await self._by_app(started, request)
+            response = await self._direct(started, request)
+            if response is None:
+                headers, body = self._headers(request), self._body(request)
+                authors_ask.set(True)
+                answer = await ask(started.app, request.path, body, headers)
+                response = Response(answer.status, answer.body)
         except Error as error:
             response = Response(error.status, form(request.path).envelope(error))
         if response.status >= 500:
@@ -130,13 +139,6 @@ class InProcessEngine:
             return None
         body = await direct.respond(request.path, request.body)
         return None if body is None else Response(200, body)
-
-    async def _by_app(self, started: StartedEngine, request: RowRequest) -> Response:
-        """Raises: BadRequest."""
-        headers, body = self._headers(request), self._body(request)
-        authors_ask.set(True)
-        answer = await ask(started.app, request.path, body, headers)
-        return Response(answer.status, answer.body)
 
     def _headers(self, request: RowRequest) -> dict[str, str]:
         """Raises: BadRequest for an adapter of a model without adapters."""
@@ -189,8 +191,7 @@ class StartedEngine:
         engine = engine_class(config)(config)
         adapters = None
         if config.lora_config is not None:
-            source = Source(config, downloader(config.lora_config))
-            adapters = Store(engine, source, config.lora_config)
+            adapters = Store(engine, Source(config, downloader(config.lora_config)))
         await start_engine(engine, config, adapters, progress)
         app = stacked(engine, config, adapters=adapters, preprocessor=before, postprocessor=after)
         hooked = before is not None or after is not None
@@ -201,3 +202,37 @@ class StartedEngine:
         if self.adapters is not None:
             await self.adapters.stop()
         await self.engine.stop()
+
+
+def in_process_engine(config: LLMConfig) -> InProcessEngine:
+    """Call it in the actor's process: sets the secret variables that the actor's options must not show."""
+    _, secrets = without_secrets(runtime_env(config))
+    os.environ.update(secrets)
+    return InProcessEngine(config)
+
+
+def actor_options(config: LLMConfig, placement: Placement) -> dict[str, Any]:
+    """Ray options of the actor itself, without its placement group."""
+    options = {name: value for name, value in placement.actor.items() if value not in (None, {}, [])}
+    environment, _ = without_secrets(runtime_env(config))
+    return {**options, "runtime_env": environment} if environment else options
+
+
+def single_actor_options(config: LLMConfig, nodes: Nodes | None) -> dict[str, Any]:
+    """Ray options of an actor without a placement group, for an engine on one node.
+
+    An engine on CPU reserves no CPUs, unless the config says how many.
+    """
+    placement = place(config, nodes)
+    options = actor_options(config, placement)
+    given: Mapping[str, Any] = config.deployment_config.get("ray_actor_options") or {}
+    if placement.bundles:
+        whole = dict(placement.bundles[0])
+        options |= {"num_gpus": whole.pop("GPU", 0), "num_cpus": whole.pop("CPU", 0)}
+        if memory := whole.pop("memory", None):
+            options["memory"] = memory
+        if whole:
+            options["resources"] = whole
+    elif accelerator_kind(config, nodes) == "cpu" and given.get("num_cpus") is None:
+        options["num_cpus"] = 0
+    return {"num_gpus": 0, "num_cpus": 0, **options}

@@ -20,8 +20,8 @@ import msgspec
 from penstock import tiers
 from penstock.config.messages.problems import unknown
 from penstock.data.backends.http_client import Body, ConnectFailed, ConnectionLost, HttpClient
+from penstock.data.backends.limits import AdaptiveConcurrency, RateLimiter
 from penstock.data.backends.protocol import Response
-from penstock.data.backends.rate_limit import AdaptiveConcurrency, RateLimiter
 from penstock.data.rows.form import form_data
 from penstock.data.rows.request import RowRequest, with_fields
 from penstock.engine import Progress, no_progress
@@ -145,18 +145,15 @@ class OpenAIService:
         except ConnectionLost as error:
             return Response(502, envelope(Unavailable(f"{self._shown} broke the connection: {error}.")))
         except TimeoutError:
-            return _refused(DeadlineExceeded(f"{self._shown} did not answer within {self._limit()}."))
+            own = self._session_factory is not None or self._timeout_s is None
+            limit = "the time limit of its session" if own else f"{self._timeout_s:g} s"
+            return _refused(DeadlineExceeded(f"{self._shown} did not answer within {limit}."))
         if 300 <= response.status < 400:
             moved = (
                 f"{self._shown} answers {response.status}, a redirection; use the URL that it redirects to."
             )
             return Response(response.status, envelope(Unavailable(moved)))
         return response
-
-    def _limit(self) -> str:
-        if self._session_factory is not None or self._timeout_s is None:
-            return "the time limit of its session"
-        return f"{self._timeout_s:g} s"
 
     def _url_and_body(self, request: RowRequest) -> tuple[str, Body]:
         if request.path == PAYLOAD:

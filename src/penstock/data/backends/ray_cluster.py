@@ -104,33 +104,22 @@ def connection_options(address: str | None, *, cpus: int, verbose: bool) -> dict
     return options
 
 
-class RayCluster:
-    """A connection. `disconnect` closes it if it was made here, and stops a cluster that was started here."""
+def connect(
+    address: str | None, *, cpus: int, verbose: bool, on_message: Callable[[str], None] | None = None
+) -> Callable[[], None]:
+    """Returns what closes the connection if it was made here, and stops a cluster that was started here.
 
-    def __init__(
-        self,
-        address: str | None,
-        *,
-        cpus: int,
-        verbose: bool = False,
-        on_message: Callable[[str], None] | None = None,
-    ) -> None:
-        """Raises: Unavailable when no cluster answers at `address`."""
-        options = connection_options(address, cpus=cpus, verbose=verbose)
-        import ray
+    Raises: Unavailable when no cluster answers at `address`.
+    """
+    options = connection_options(address, cpus=cpus, verbose=verbose)
+    import ray
 
-        self._connected_here = not ray.is_initialized()
-        if not self._connected_here:
-            return
-        try:
-            init_ray(on_message, **options)
-        except Unavailable:
-            raise
-        except Exception as error:  # Ray raises plain ones when a node does not come up
-            raise Unavailable(f"Ray cannot be started here: {error}") from error
-
-    def disconnect(self) -> None:
-        import ray
-
-        if self._connected_here:
-            ray.shutdown()
+    if ray.is_initialized():
+        return lambda: None
+    try:
+        init_ray(on_message, **options)
+    except Unavailable:
+        raise
+    except Exception as error:  # Ray raises plain ones when a node does not come up
+        raise Unavailable(f"Ray cannot be started here: {error}") from error
+    return ray.shutdown

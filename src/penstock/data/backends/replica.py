@@ -14,14 +14,13 @@ from urllib.parse import quote
 import msgspec
 
 from penstock.data.backends.http_client import ConnectFailed, ConnectionLost
+from penstock.data.backends.limits import QueueDepth
 from penstock.data.backends.protocol import Response
-from penstock.data.backends.queue_depth import QueueDepth
 from penstock.data.rows.request import with_fields
 from penstock.engine import Load
 from penstock.tiers import FIELD, FLEX
 from penstock.transport import headers, link
 from penstock.transport.address import Address
-from penstock.transport.connection import ReplicaConnection
 from penstock.transport.pool import Pool
 from penstock.transport.rows import RowSender, RowsUnsupported
 
@@ -128,9 +127,17 @@ class ReplicaClient:
 
     async def _send_by_http(self, path: str, body: bytes, adapter: str | None) -> Response:
         """A request of its own. Raises: as `send`."""
+        own = headers.own(self._secret, self._sender, headers.request_id(None), adapter or "", FLEX)
+        quoted = quote(path, safe=_PATH).encode()
         connection = await _reached(self._pool.acquire())
         try:
-            return await _exchange(connection, self._head(path, len(body), adapter), body)
+            connection.request(headers.to_replica("POST", quoted, [_JSON], own, len(body)), body)
+            answer = await connection.head()
+            pieces: list[bytes] = []
+            while piece := await connection.read():
+                pieces.append(piece)
+            fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in answer.headers}
+            return Response(answer.status, b"".join(pieces), fields)
         except OSError as error:
             raise ConnectionLost(str(error)) from error
         finally:
@@ -148,10 +155,6 @@ class ReplicaClient:
             if isinstance(rows, RowSender):
                 rows.close()
         self._pool.close()
-
-    def _head(self, path: str, body_bytes: int, adapter: str | None) -> bytes:
-        own = headers.own(self._secret, self._sender, headers.request_id(None), adapter or "", FLEX)
-        return headers.to_replica("POST", quote(path, safe=_PATH).encode(), [_JSON], own, body_bytes)
 
     async def _follow_link(self) -> None:
         """Returns when the replica is lost. One that is silent gets no rows until it is heard again."""
@@ -193,14 +196,3 @@ async def _reached(connecting: Awaitable[_Reached]) -> _Reached:
         return await connecting
     except (OSError, TimeoutError) as error:
         raise ConnectFailed(str(error) or "no connection in time") from error
-
-
-async def _exchange(connection: ReplicaConnection, head: bytes, body: bytes) -> Response:
-    """Raises: ConnectionError."""
-    connection.request(head, body)
-    answer = await connection.head()
-    pieces: list[bytes] = []
-    while piece := await connection.read():
-        pieces.append(piece)
-    fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in answer.headers}
-    return Response(answer.status, b"".join(pieces), fields)

@@ -172,7 +172,7 @@ class ReplicaSet:
         for address in found:
             if isinstance(address, dict):
                 self._add(address)
-            elif _is_foreign(address):
+            elif isinstance(address, RayTaskError) and serve_lookup.is_no_method(address.cause):
                 raise ConfigError(f"{deployment} is not one of Penstock's: each row must name a `method`.")
         await self._drop_lost()
 
@@ -239,8 +239,3 @@ class GroupAffinity:
             if len(self._replicas) > _GROUPS:
                 del self._replicas[next(iter(self._replicas))]
         return chosen
-
-
-def _is_foreign(error: object) -> bool:
-    """Whether a replica has no listener of Penstock's."""
-    return isinstance(error, RayTaskError) and serve_lookup.is_no_method(error.cause)

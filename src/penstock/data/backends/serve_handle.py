@@ -162,13 +162,10 @@ def error_in(found: Mapping[str, Any]) -> tuple[int, dict[str, Any]] | None:
     if not isinstance(error, Mapping) or "message" not in error or (error is not found and len(found) > 1):
         return None
     detail = dict(cast("Mapping[str, Any]", error))
-    return _status(detail), {"error": detail}
-
-
-def _status(detail: Mapping[str, Any]) -> int:
     code, kind = detail.get("code"), str(detail.get("type") or "")
+    status = 400 if "invalid" in kind or "BadRequest" in kind else 500
     if isinstance(code, int) and 400 <= code < 600:
-        return code
-    if code in BY_CODE:
-        return BY_CODE[code].status
-    return 400 if "invalid" in kind or "BadRequest" in kind else 500
+        status = code
+    elif code in BY_CODE:
+        status = BY_CODE[code].status
+    return status, {"error": detail}

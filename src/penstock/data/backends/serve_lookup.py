@@ -51,7 +51,11 @@ def find_deployment(app: str, name: str | None = None) -> FoundDeployment:
 
     Blocks. Raises: Unavailable when no Ray cluster runs; ConfigError with the names that exist.
     """
-    _connect()
+    if not ray.is_initialized():
+        try:
+            ray.init(address="auto", log_to_driver=False)
+        except ConnectionError as error:
+            raise Unavailable("No Ray cluster runs on this machine; start it, or set RAY_ADDRESS.") from error
     applications = _applications()
     if app not in applications:
         raise ConfigError(f"No application '{app}' runs on Ray Serve; {_listed('there are', applications)}.")
@@ -83,16 +87,6 @@ def _only_model(app: str, names: list[str]) -> str:
         f"Application '{app}' serves {len(models) or 'no'} models; say with deployment_name which deployment "
         f"is meant: {_listed('it has', models or names)}."
     )
-
-
-def _connect() -> None:
-    """To the cluster on this machine, unless this process is connected already."""
-    if ray.is_initialized():
-        return
-    try:
-        ray.init(address="auto", log_to_driver=False)
-    except ConnectionError as error:
-        raise Unavailable("No Ray cluster runs on this machine; start it, or set RAY_ADDRESS.") from error
 
 
 def _applications() -> Mapping[str, ApplicationStatusOverview]:

@@ -100,7 +100,7 @@ def is_lasting(status: int) -> bool:
 def classify_response(response: Response, attempts: int) -> Outcome:
     """`ok` with the body, or `failed` with what the body says."""
     if response.status != 200:
-        return failed(_failure(response, attempts), _envelope(response.body))
+        return failed(response_failure(response, attempts), _envelope(response.body))
     try:
         response.body.decode()
         body = msgspec.json.decode(response.body, type=msgspec.Raw)
@@ -110,7 +110,8 @@ def classify_response(response: Response, attempts: int) -> Outcome:
         return failed(bad_answer(message, attempts))
 
 
-def _failure(response: Response, attempts: int) -> Failure:
+def response_failure(response: Response, attempts: int) -> Failure:
+    """What a response of another status than 200 says."""
     error, status = _error(response.body), response.status
     code = error.get("code") or error.get("type")
     if not isinstance(code, str):  # some servers put the status there

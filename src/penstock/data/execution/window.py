@@ -12,6 +12,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import msgspec
 
@@ -22,6 +23,7 @@ from penstock.data.execution.retry import (
     classify_response,
     is_retryable,
     refuses_all,
+    response_failure,
 )
 from penstock.data.results.outcome import Failure, Outcome, failed
 from penstock.data.rows.request import RowRequest
@@ -143,7 +145,8 @@ class Window:
                 is_final = not is_retryable(response) and row not in self._refused
                 if is_final or row.failures >= self.retry_policy.max_attempts:
                     return classify_response(response, row.attempts)
-            await self._back_off(row, response)
+            await asyncio.sleep(self.retry_policy.backoff_s(row.attempts, response.retry_after_s))
+            row.attempts += 1
         self._deaths_in_a_row = 0
         return self._failed(row, "poison_row", f"{row.deaths} engines died while they ran this row.")
 
@@ -192,10 +195,8 @@ class Window:
         return None
 
     def _free_slots(self) -> int:
-        wanted = self.backend.available_slots(len(self._in_flight))
-        return (
-            wanted if self._max_in_flight is None else min(wanted, self._max_in_flight - len(self._in_flight))
-        )
+        wanted, sent = self.backend.available_slots(len(self._in_flight)), len(self._in_flight)
+        return wanted if self._max_in_flight is None else min(wanted, self._max_in_flight - sent)
 
     def _max_suspect_deaths(self) -> int:
         """The most deaths that any suspect has been in; 0 without suspects."""
@@ -229,8 +230,7 @@ class Window:
             await self.backend.start()
             self._restarted_at = time.monotonic()
         except Error as error:
-            self._fail_all(error)
-            raise
+            self._give_up(error)
         finally:
             self._restart = None
         self._admit()
@@ -239,8 +239,7 @@ class Window:
         now = time.monotonic()
         self._outage_since = self._outage_since or now
         if now - self._outage_since > self.retry_policy.outage_s:
-            self._fail_all(error)
-            raise error
+            self._give_up(error)
         row.unreached += 1
         await asyncio.sleep(self.retry_policy.backoff_s(row.unreached))
 
@@ -253,12 +252,9 @@ class Window:
         self._outage_since = self._outage_since or now
         row.busy_since = row.busy_since or now
         if now - self._outage_since > self.retry_policy.outage_s:
-            failure = classify_response(response, row.attempts).failure
-            why = failure.message if failure is not None else ""
             outage = f"{self.retry_policy.outage_s:g} s (status {response.status})"
-            error = Unavailable(f"Every request was refused for {outage}: {why}")
-            self._fail_all(error)
-            raise error
+            why = response_failure(response, row.attempts).message
+            self._give_up(Unavailable(f"Every request was refused for {outage}: {why}"))
         return now - row.busy_since > self.retry_policy.outage_s
 
     def _may_refuse_all(self, row: _Row, response: Response) -> bool:
@@ -276,31 +272,27 @@ class Window:
         since = next(iter(self._refused.values()))
         are_new = all(one.started > since for one in self._in_flight)
         if is_all or (are_new and len(self._refused) >= _REFUSED_ROWS):
-            failure = classify_response(response, row.attempts).failure
-            why = failure.message.rstrip(".") if failure is not None else "it says no more"
+            why = response_failure(response, row.attempts).message.rstrip(".")
             hint = " (--no-chat sends prompts as they are)" if response.status == 400 else ""
-            error = Unavailable(
-                f"The job is refused, not one of its rows (status {response.status}): {why}. Put that "
-                f"right{hint} and run the command again to continue; no row is lost."
+            self._give_up(
+                Unavailable(
+                    f"The job is refused, not one of its rows (status {response.status}): {why}. Put that "
+                    f"right{hint} and run the command again to continue; no row is lost."
+                )
             )
-            self._fail_all(error)
-            raise error
         last, row.refused_at = row.refused_at, now
         may_be_answered = any(one not in self._refused for one in self._in_flight)
         return may_be_answered and (last is None or last > self._answered_at)
 
-    async def _back_off(self, row: _Row, response: Response) -> None:
-        await asyncio.sleep(self.retry_policy.backoff_s(row.attempts, response.retry_after_s))
-        row.attempts += 1
-
-    def _fail_all(self, error: Error) -> None:
-        """Fails the rows that wait, and later ones when they come: the backend is lost."""
+    def _give_up(self, error: Error) -> NoReturn:
+        """Raises the error here, in all rows that wait, and in later ones: the backend is lost."""
         self._broken = error
         for rows in self._waiting:
             for row in rows:
                 if not row.turn.done():
                     row.turn.set_exception(error)
             rows.clear()
+        raise error
 
     def _failed(self, row: _Row, code: str, message: str) -> Outcome:
         return failed(Failure(code=code, message=message, stage="engine", attempts=row.attempts))

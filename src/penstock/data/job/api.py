@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.data.backends.protocol import Backend
 from penstock.data.job.job import Job
 from penstock.data.job.protocol import WorkerPool
 from penstock.data.job.report import JobReport, Limits, Prices, ProgressListener
@@ -167,11 +167,26 @@ def make_worker_pool(
     Raises: ConfigError.
     """
     if engines.url is not None:
-        return InProcessPool(lambda: _url_backend(engines, api_key))
-    if engines.app is not None:
-        from penstock.data.job.ray_workers import ServeApplicationPool
+        from penstock.data.backends.openai_service import OpenAIService
 
-        return ServeApplicationPool(engines, verbose=verbose)
+        return InProcessPool(
+            partial(
+                OpenAIService,
+                engines.url,
+                api_key=api_key,
+                model=engines.model,
+                max_concurrency=engines.concurrency,
+                timeout_s=_TIMEOUT_S,
+            )
+        )
+    if engines.app is not None:
+        from penstock.data.backends.ray_cluster import connect
+        from penstock.data.backends.replica_set import ReplicaSet
+
+        return InProcessPool(
+            partial(ReplicaSet, engines.app, engines.deployment),
+            partial(connect, engines.address or "auto", cpus=0, verbose=verbose),
+        )
     if config is None:
         raise ConfigError("Name what answers: a model or a config, a URL, or an application.")
     from penstock.data.backends.engine_config import with_runner
@@ -188,19 +203,6 @@ def replica_count(config: LLMConfig) -> int:
     scaling = config.deployment_config.get("autoscaling_config") or {}
     most = scaling.get("max_replicas") or config.deployment_config.get("num_replicas") or 1
     return most if isinstance(most, int) else 1
-
-
-def _url_backend(engines: EngineSpec, api_key: str | None) -> Backend:
-    from penstock.data.backends.openai_service import OpenAIService
-
-    assert engines.url is not None
-    return OpenAIService(
-        engines.url,
-        api_key=api_key,
-        model=engines.model,
-        max_concurrency=engines.concurrency,
-        timeout_s=_TIMEOUT_S,
-    )
 
 
 def _run_in_thread(job: Job) -> JobReport:

@@ -107,7 +107,11 @@ class Driver:
         name = f"{self.run_number:04d}-driver"
         segment = opened(lambda: Segment(self.journal, name, self._on_journal_broken), Segment.close)
         async with segment as self._segment:
-            self._queue = Queue(self._pending(rows), group=group, on_reused=self._write_reused)
+            self._queue = Queue(
+                self._pending(rows),
+                group=group,
+                on_reused=lambda row, of: self._write(Entry(row, duplicate_of=of)),
+            )
             filling = asyncio.create_task(self._queue.read_ahead())
             beside = [asyncio.create_task(self._monitor()), asyncio.create_task(self._watch_the_clock())]
             try:
@@ -144,18 +148,12 @@ class Driver:
             else:
                 self._write(row)
 
-    def _write_reused(self, row: int, of: int) -> None:
-        self._write(Entry(row, duplicate_of=of))
-
     def _write(self, entry: Entry) -> None:
         """Journals a row that no worker ran. On any thread."""
-        done = (
-            row_completed(entry.row, entry.outcome)
-            if entry.outcome is not None
-            else RowCompleted(entry.row, "ok")
-        )
+        state, failure = ("ok", None) if (end := entry.outcome) is None else (end.state, end.failure)
+        done = RowCompleted(entry.row, state, failure and failure.code)
         with self._writing:
-            self._segment.append(entry, partial(self._count, done, reused=done.state == "ok"))
+            self._segment.append(entry, lambda: self._loop.call_soon_threadsafe(self._count, done))
 
     def _on_journal_broken(self, error: Error) -> None:
         """On any thread, when the segment cannot be written."""
@@ -167,13 +165,9 @@ class Driver:
 
         self._loop.call_soon_threadsafe(fail)
 
-    def _count(self, done: RowCompleted, *, reused: bool) -> None:
-        def count() -> None:
-            self.stats.add(RowCompleted(done.row, done.state, done.code))
-            self.stats.reused += reused
-            self._check_limits()
-
-        self._loop.call_soon_threadsafe(count)
+    def _count(self, done: RowCompleted) -> None:
+        self.stats.add(done)
+        self._check_limits()
 
     async def _run_worker(self, number: int) -> None:
         """One worker, restarted when its process crashes."""

@@ -101,7 +101,7 @@ class Job:
                 self._listener.on_message(_CUT)
             other = await asyncio.to_thread(_reused_index, self.spec, self._spool / "other")
             try:
-                return await self._finish(await self._run_rows(lock, other), lock)
+                return await self._finish(*await self._run_rows(lock, other), lock)
             except Exception as error:
                 with suppress(Exception):  # such as a full disk, or another driver that has taken over
                     await asyncio.to_thread(lock.check)
@@ -156,16 +156,20 @@ class Job:
         before = self._manifest.source
         check_same(before, before.now() if before.is_local else find_job_input(self.spec))
 
-    async def _run_rows(self, lock: JobLock, other: Index | None) -> str:
-        """FINISHED, or the reason of the stop. other: the index whose answers are reused."""
+    async def _run_rows(self, lock: JobLock, other: Index | None) -> tuple[str, Index]:
+        """FINISHED, or the reason of the stop; and what is in the journal then.
+
+        other: the index whose answers are reused.
+        """
         for number in range(_PASSES):
             if number:
                 await asyncio.to_thread(self._check_input)
             index = await self._index()
             retry = self._retry_failed and number == 0
             rows = PendingRows(self.spec, self._manifest.source, index, other, retry=retry)
-            self.stats.total = self._within_limit(self._manifest.total)
-            self.stats.before, self.stats.failed_before = rows.ended_before(), rows.failed_before()
+            self.stats.total = self._known_total()
+            self.stats.before = rows.ended_before() - self.stats.completed
+            self.stats.failed_before = rows.failed_before() - self.stats.failed
             driver = Driver(
                 self._pool,
                 self._journal,
@@ -180,27 +184,25 @@ class Job:
             await driver.run(rows, group=self.spec.group_prefixes)
             await asyncio.to_thread(index.close)
             total = rows.total
-            if self.stop.reason is not None and not self._has_run_all():
+            known = self._known_total()
+            has_run_all = known is not None and self.stats.before + self.stats.completed >= known
+            if self.stop.reason is not None and not has_run_all:
                 if (failure := self._on_stop()) is None:
-                    return self.stop.reason
+                    return self.stop.reason, await self._index()
                 total = await completed(asyncio.to_thread(self._fail_unfinished, failure))
             self.stats.total = total
             if self.spec.limit is None:
                 self._manifest = msgspec.structs.replace(self._manifest, total=total)
-            if await self._is_complete(total):
-                return FINISHED
+            index = await self._index()
+            if sum(index.counts().values()) >= total:
+                return FINISHED, index
         raise Error("The journal still lacks rows after they were run. Check its disk.")
-
-    def _has_run_all(self) -> bool:
-        """Whether a stop came after the last row."""
-        total = self._within_limit(self._manifest.total)
-        return total is not None and self.stats.before + self.stats.completed >= total
 
     def _fail_unfinished(self, failure: Failure) -> int:
         """Gives the failure to each row without an outcome. Returns the number of all rows."""
-        total = self._within_limit(self._manifest.total)
+        total = self._known_total()
         total = self._manifest.source.count() if total is None else total
-        index = Index(self._journal, None if self._journal.is_local else self._spool)
+        index = Index(self._journal, self._spool)
         closing = segment.Segment(self._journal, f"{segment.next_run(self._journal):04d}-closed")
         for row in range(total):
             if index.state(row) is None:
@@ -209,14 +211,9 @@ class Job:
         index.close()
         return total
 
-    async def _is_complete(self, rows: int) -> bool:
-        self._final = await self._index()
-        return sum(self._final.counts().values()) >= rows
-
-    async def _finish(self, reason: str, lock: JobLock) -> JobReport:
+    async def _finish(self, reason: str, index: Index, lock: JobLock) -> JobReport:
         """Raises: OutputLocked when another driver has taken over, which then writes the output."""
         files: list[str] = []
-        index = self._final if reason == FINISHED else await self._index()
         if reason == FINISHED:
             await asyncio.to_thread(self._check_input)
             await asyncio.to_thread(lock.check)
@@ -232,10 +229,11 @@ class Job:
         return finished
 
     async def _index(self) -> Index:
-        return await asyncio.to_thread(Index, self._journal, None if self._journal.is_local else self._spool)
+        return await asyncio.to_thread(Index, self._journal, self._spool)
 
-    def _within_limit(self, total: int | None) -> int | None:
-        limit = self.spec.limit
+    def _known_total(self) -> int | None:
+        """Rows up to the limit, if they are counted."""
+        limit, total = self.spec.limit, self._manifest.total
         return total if limit is None or total is None else min(limit, total)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 from penstock.config.messages.redact import STARS, is_secret, masked
 from penstock.data.job.report import JobReport
 from penstock.data.job.spec import JobSpec
-from penstock.data.journal.segment import now_s
 from penstock.data.storage.paths import StoragePath
 from penstock.data.storage.source import InputFiles
 from penstock.errors import ConfigError, SourceNotFound
@@ -28,7 +29,7 @@ class JobManifest(
     total: int | None = None
     stop_reason: str | None = None
     report: JobReport | None = None
-    begun_s: float = msgspec.field(default_factory=now_s)
+    begun_s: float = msgspec.field(default_factory=lambda: round(time.time(), 3))
 
     @property
     def finished(self) -> bool:

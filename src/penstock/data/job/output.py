@@ -193,6 +193,11 @@ def output_format(spec: JobSpec, source: FileFormat) -> FileFormat:
     return format or source
 
 
+def complete_mark(spec: JobSpec) -> StoragePath:
+    """What is there once an output is complete."""
+    return spec.output_path / _SUCCESS if spec.is_folder else spec.output_path
+
+
 def failed_path(spec: JobSpec, format: FileFormat) -> StoragePath:
     """Beside the output: `answers.jsonl` has `answers.failed.jsonl`, the folder `answers/` too."""
     return spec.output_path.with_name(f"{_stem(spec)}.failed.{format}")

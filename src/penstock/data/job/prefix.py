@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from os.path import commonprefix
 
 import msgspec
 
@@ -61,13 +62,6 @@ def prompt_prefix(request: RowRequest) -> bytes:
     return b"\0".join([model, *(text[:_MAX_PREFIX_BYTES] for text in texts if text)])[:_MAX_PREFIX_BYTES]
 
 
-def _common_length(prefixes: Sequence[bytes]) -> int:
-    """Length of what all of them begin with, in bytes."""
-    first, last = min(prefixes), max(prefixes)
-    pairs = enumerate(zip(first, last, strict=False))
-    return next((at for at, (one, other) in pairs if one != other), len(first))
-
-
 @dataclass(eq=False, slots=True)
 class PrefixGroup:
     """Rows with a common prefix. model: which they name, an adapter's name included. number: never 0."""
@@ -97,7 +91,8 @@ class PrefixGroups:
 
     def add(self, rows: Sequence[PendingRow]) -> None:
         if self._common is None and rows:
-            self._common = _common_length([row.prefix for row in rows]) if len(rows) > 1 else 0
+            prefixes = [row.prefix for row in rows]
+            self._common = len(commonprefix(prefixes)) if len(rows) > 1 else 0  # noqa: RUF071, of bytes
         for row in rows:
             key = row.number if self._separate else row.prefix[: (self._common or 0) + SHARED_BYTES]
             group = self._by_prefix.get(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +37,6 @@ class Preview:
     faults: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     note: str = ""
 
-    def fault(self, row: int, error: Exception) -> None:
-        if len(self.faults) < _SHOWN_FAULTS:
-            self.faults.append((row, Failure.from_error(error, "preprocess").message))
-
 
 def preview(spec: JobSpec, config: LLMConfig | None = None) -> Preview:
     """Raises: what a run of the spec would raise before its first row."""
@@ -50,14 +47,15 @@ def preview(spec: JobSpec, config: LLMConfig | None = None) -> Preview:
         check_custom_ids(source)
     builder, found, keys = RequestBuilder(spec), Preview(), set[str]()
     template, found.note = _load_template(config)
-    for row in source.rows():
-        if spec.limit is not None and row.number >= spec.limit:
-            break
+    for row in islice(source.rows(), spec.limit):
         found.rows += 1
         try:
             pending = builder.pending_row(row)
+            if pending is not None and len(found.prompts) < _SHOWN_PROMPTS:
+                found.prompts.append((row.number, _prompt(pending.request, template)))
         except Exception as error:
-            found.fault(row.number, error)
+            if len(found.faults) < _SHOWN_FAULTS:
+                found.faults.append((row.number, Failure.from_error(error, "preprocess").message))
             continue
         if pending is None:
             found.skipped += 1
@@ -66,12 +64,6 @@ def preview(spec: JobSpec, config: LLMConfig | None = None) -> Preview:
         if pending.key is not None:
             found.same += pending.key in keys
             keys.add(pending.key)
-        if len(found.prompts) < _SHOWN_PROMPTS:
-            try:
-                found.prompts.append((row.number, _prompt(pending.request, template)))
-            except Exception as error:  # a model's template raises what it likes, for unknown roles, say
-                found.good -= 1
-                found.fault(row.number, BadRequest(f"The model's chat template refuses the row: {error}"))
     return found
 
 
@@ -83,15 +75,18 @@ class _Body(msgspec.Struct):
 
 
 def _prompt(request: RowRequest, template: Any) -> str:
-    """The prompt by the model's template; without one, the request's body."""
+    """The prompt by the model's template; without one, the request's body. Raises: BadRequest."""
     try:
         body = msgspec.json.decode(request.body, type=_Body)
     except (msgspec.DecodeError, msgspec.ValidationError):
         return request.body.decode(errors="replace")
     if body.messages is not None and template is not None:
-        return template.apply_chat_template(
-            body.messages, tools=body.tools, tokenize=False, add_generation_prompt=True
-        )
+        try:
+            return template.apply_chat_template(
+                body.messages, tools=body.tools, tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # a model's template raises what it likes, for unknown roles, say
+            raise BadRequest(f"The model's chat template refuses the row: {error}") from error
     text = body.prompt if body.prompt is not None else body.input
     return text if isinstance(text, str) else request.body.decode(errors="replace")
 

@@ -10,12 +10,10 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, field
 
 from penstock.data.job.prefix import PendingRow, PrefixGroups
 from penstock.data.job.protocol import RowCompleted, WorkItem
 from penstock.data.rows.digest import RowsByKey
-from penstock.data.rows.request import RowRequest
 from penstock.on_thread import completed
 
 LOOK_AHEAD = 4096
@@ -28,15 +26,6 @@ _SAME_AHEAD = 16
 """Limit of rows waiting for an identical one, in multiples of the look-ahead: each takes little memory."""
 
 _READ_ROWS, _READ_BYTES = 512, 8 << 20
-
-
-@dataclass(slots=True)
-class _Duplicates:
-    """Rows with identical requests: the first runs, the others wait for its answer."""
-
-    first: int
-    request: RowRequest
-    others: list[PendingRow] = field(default_factory=list[PendingRow])
 
 
 class Queue:
@@ -59,7 +48,7 @@ class Queue:
         self._groups = PrefixGroups(separate=not group)
         self._running: dict[str, dict[int, PendingRow]] = {}
         self._engine_of: dict[str, str] = {}
-        self._duplicates: dict[str, _Duplicates] = {}
+        self._identical: dict[str, list[PendingRow]] = {}  # the first runs, the others wait for its answer
         self._answers = RowsByKey()
         self._waiting = self._waiting_bytes = self._waiting_duplicates = 0
         self._read = self._read_all = self._closed = False
@@ -206,31 +195,30 @@ class Queue:
         if (answer := self._answers.get(row.key)) is not None:
             self._on_reused(row.number, answer)
             return False
-        same = self._duplicates.setdefault(row.key, _Duplicates(row.number, row.request))
-        if same.first != row.number:
-            row.request, row.prefix = same.request, b""  # frees the memory of an equal copy
-            same.others.append(row)
+        same = self._identical.setdefault(row.key, [])
+        same.append(row)
+        if row is not same[0]:
+            row.request, row.prefix = same[0].request, b""  # frees the memory of an equal copy
             self._waiting_duplicates += 1
-        return same.first == row.number
+        return row is same[0]
 
     def _share_answer(self, row: PendingRow, *, ok: bool) -> None:
         """Gives an answer to all rows that wait for it; after a failure the next of them runs."""
-        if row.key is None or (same := self._duplicates.get(row.key)) is None or same.first != row.number:
+        if row.key is None or (same := self._identical.get(row.key)) is None or row is not same[0]:
             return
-        if not ok and same.others:
-            first = same.others.pop(0)
+        del same[0]
+        if not ok and same:
             self._waiting_duplicates -= 1
-            same.first = first.number
-            self._requeue([first])
+            self._requeue(same[:1])
             return
-        del self._duplicates[row.key]
-        self._waiting_duplicates -= len(same.others)
+        del self._identical[row.key]
+        self._waiting_duplicates -= len(same)
         if not self._is_full:
             self._need_rows.set()
         if ok:
-            self._answers.setdefault(row.key, same.first)
-            for other in same.others:
-                self._on_reused(other.number, same.first)
+            self._answers.setdefault(row.key, row.number)
+            for other in same:
+                self._on_reused(other.number, row.number)
 
     def _requeue(self, rows: list[PendingRow]) -> None:
         self._requeued.extend(rows)

@@ -1,4 +1,4 @@
-"""Pools on a Ray cluster: engines in Ray actors, started together; replicas of a Serve application.
+"""A pool on a Ray cluster: engines in Ray actors, started together.
 
 An actor gets rows, as bytes, and returns completed ones by one call, `step`, of which one runs at a time. It
 writes outcomes into the journal itself.
@@ -29,15 +29,12 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from penstock.config import LLMConfig
-from penstock.config.derive.placement import place as placement_of
-from penstock.config.derive.placement import resolved
-from penstock.data.backends.build import actor_options, in_process_engine
-from penstock.data.backends.ray_cluster import RayCluster
-from penstock.data.backends.replica_set import ReplicaSet
+from penstock.config.derive.placement import Placement, place, resolved
+from penstock.data.backends.in_process import actor_options, in_process_engine
+from penstock.data.backends.ray_cluster import connect
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.job.protocol import RowCompleted, WorkerHandle, WorkerLost, WorkerUpdate, WorkItem
-from penstock.data.job.spec import EngineSpec
-from penstock.data.job.worker import BatchWorker, InProcessPool
+from penstock.data.job.worker import BatchWorker
 from penstock.data.journal.segment import Segment
 from penstock.data.storage.paths import StoragePath, storage_path
 from penstock.engine import Progress
@@ -61,35 +58,32 @@ class RayActorPool:
     address: str | None = None
     verbose: bool = False
     on_message: Callable[[str], None] | None = None
-    _cluster: RayCluster | None = None
+    _disconnect: Callable[[], None] | None = None
 
     async def open(self) -> None:
         """Blocks the loop while Ray starts, since Ray stops with the thread that started it.
 
         Raises: Unavailable when no cluster answers.
         """
-        if self._cluster is None:
-            cpus = self.size * max(1.0, self._options()[1].get("num_cpus", 1))
-            self._cluster = RayCluster(
-                self.address, cpus=int(cpus) + 1, verbose=self.verbose, on_message=self.on_message
-            )
+        cpus = self.size * max(1.0, self.options()[1].get("num_cpus", 1))
+        self._disconnect = connect(
+            self.address, cpus=int(cpus) + 1, verbose=self.verbose, on_message=self.on_message
+        )
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         self.config = resolved(self.config, nodes)
 
     def make_worker(self, journal: StoragePath, segment: str, retry_policy: RetryPolicy) -> WorkerHandle:
-        bundles, options = self._options()
-        return _RayWorkerHandle(self.config, bundles, options, (journal.url, segment, retry_policy))
+        return _RayWorkerHandle(self, journal.url, segment, retry_policy)
 
     async def close(self) -> None:
-        if self._cluster is not None:
-            self._cluster.disconnect()
-            self._cluster = None
+        if self._disconnect is not None:
+            self._disconnect()
+            self._disconnect = None
 
-    def _options(self) -> tuple[tuple[list[dict[str, float]], str], dict[str, Any]]:
-        """The placement group's bundles and strategy, and the actor's options."""
-        placement = placement_of(self.config)
-        bundles = [dict(bundle) for bundle in placement.bundles]
-        return (bundles, placement.strategy), actor_options(self.config, placement)
+    def options(self) -> tuple[Placement, dict[str, Any]]:
+        """An engine's placement, and the options of its actor."""
+        placement = place(self.config)
+        return placement, actor_options(self.config, placement)
 
 
 class _WorkerActor:
@@ -115,14 +109,11 @@ class _WorkerActor:
             )
         engine = in_process_engine(config)
         self._worker = BatchWorker(engine, partial(Segment, where, segment), retry_policy)
-        phases: asyncio.Queue[str] = asyncio.Queue()
+        phases: asyncio.Queue[str | None] = asyncio.Queue()
         starting = asyncio.create_task(self._worker.start(phases.put_nowait))
-        while not starting.done() or not phases.empty():
-            phase = asyncio.ensure_future(phases.get())
-            await asyncio.wait({phase, starting}, return_when=asyncio.FIRST_COMPLETED)
-            if phase.done():
-                yield phase.result()
-            phase.cancel()
+        starting.add_done_callback(lambda _: phases.put_nowait(None))
+        while (phase := await phases.get()) is not None:
+            yield phase
         starting.result()
 
     async def step(self, items: bytes, has_more: bool) -> bytes:
@@ -135,33 +126,32 @@ class _WorkerActor:
 class _RayWorkerHandle:
     """The driver's end of one actor."""
 
-    def __init__(
-        self,
-        config: LLMConfig,
-        bundles: tuple[list[dict[str, float]], str],
-        options: dict[str, Any],
-        rest: tuple[str, str, RetryPolicy],
-    ) -> None:
-        self._config, self._bundles, self._options, self._rest = config, bundles, options, rest
+    def __init__(self, pool: RayActorPool, journal: str, segment: str, retry_policy: RetryPolicy) -> None:
+        self._arguments = pool.config, journal, segment, retry_policy
+        self._placement, self._options = pool.options()
         self._actor: Any = None
         self._group: PlacementGroup | None = None
         self._started = False
-        self._name = rest[1]
+        self._name = segment
 
     async def start(self, progress: Progress) -> None:
-        options = dict(self._options)
-        if self._bundles[0]:
-            self._group = placement_group(self._bundles[0], strategy=self._bundles[1])
+        options, bundles = dict(self._options), [dict(bundle) for bundle in self._placement.bundles]
+        if bundles:
+            self._group = placement_group(bundles, strategy=self._placement.strategy)
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 self._group, placement_group_capture_child_tasks=True
             )
         made = ray.remote(_WorkerActor).options(max_restarts=0, **options)
         try:
-            self._actor = made.remote(self._config, *self._rest)
+            self._actor = made.remote(*self._arguments)
         except BaseException:
             self._remove_group()
             raise
-        waiting = asyncio.get_running_loop().call_later(_MESSAGE_AFTER_S, progress, self._waiting_message())
+        there = ray.cluster_resources()
+        had = ", ".join(f"{name} {there.get(name, 0):g}" for name in ("CPU", "GPU"))
+        wanted = bundles or [self._options]
+        message = f"waiting for resources: it needs {wanted}; the cluster has {had} in all"
+        waiting = asyncio.get_running_loop().call_later(_MESSAGE_AFTER_S, progress, message)
         progress("waiting for resources")
         try:
             async for phase in self._actor.start.options(num_returns="streaming").remote():
@@ -198,12 +188,6 @@ class _RayWorkerHandle:
         if group is not None:
             remove_placement_group(group)
 
-    def _waiting_message(self) -> str:
-        wanted = self._bundles[0] or [self._options]
-        there = ray.cluster_resources()
-        had = ", ".join(f"{name} {there.get(name, 0):g}" for name in ("CPU", "GPU"))
-        return f"waiting for resources: it needs {wanted}; the cluster has {had} in all"
-
 
 def _translate(error: RayError, name: str) -> Error:
     """The meaning of a call's error: the worker's own, one that every worker would have, or a crash."""
@@ -218,20 +202,3 @@ def _translate(error: RayError, name: str) -> Error:
 
 
 _FATAL = (ActorUnschedulableError, AuthenticationError, RuntimeEnvSetupError, TaskUnschedulableError)
-
-
-class ServeApplicationPool(InProcessPool):
-    """One worker over the replicas of an application on a running cluster."""
-
-    def __init__(self, engines: EngineSpec, *, verbose: bool) -> None:
-        super().__init__(lambda: ReplicaSet(engines.app or "", engines.deployment))
-        self._address, self._verbose = engines.address or "auto", verbose
-        self._cluster: RayCluster | None = None
-
-    async def open(self) -> None:
-        self._cluster = self._cluster or RayCluster(self._address, cpus=0, verbose=self._verbose)
-
-    async def close(self) -> None:
-        cluster, self._cluster = self._cluster, None
-        if cluster is not None:
-            cluster.disconnect()

@@ -12,7 +12,6 @@ import msgspec
 from penstock.data.execution.retry import is_lasting
 from penstock.data.job.protocol import RowCompleted
 from penstock.data.journal.index import Index
-from penstock.data.results.outcome import Failure
 
 _SHOWN_CHARS = 300
 
@@ -87,9 +86,7 @@ class RunStats:
     ok: int = 0
     failed: int = 0
     skipped: int = 0
-    reused: int = 0
     prompt_tokens: int = 0
-    cached_tokens: int = 0
     generated_tokens: int = 0
     retries: int = 0
     worker_deaths: int = 0
@@ -109,7 +106,6 @@ class RunStats:
         self.failed += done.state == "failed"
         self.skipped += done.state == "skipped"
         self.prompt_tokens += done.prompt_tokens
-        self.cached_tokens += done.cached_tokens
         self.generated_tokens += done.output_tokens
         self.retries += max(0, done.attempts - 1)
         if done.code is not None:
@@ -188,7 +184,9 @@ def report(
     for kind, count in counted.most_common():
         if (failure := index.outcome(first[kind]).failure) is not None:
             kinds.append(ErrorKind(kind[0], count, first[kind], failure.message[:_SHOWN_CHARS]))
-            retry_may_help |= not _lasting(failure)
+            # A row that has no status would fail again where no request can be made of it.
+            same_again = failure.stage != "engine" if failure.status is None else is_lasting(failure.status)
+            retry_may_help |= not same_again
     return JobReport(
         output=output,
         ended=ended,
@@ -216,10 +214,3 @@ def report(
         run_retries=stats.retries,
         files=files,
     )
-
-
-def _lasting(failure: Failure) -> bool:
-    """Whether the same row would fail again: no request can be made of it, or its request is refused."""
-    if failure.status is None:
-        return failure.stage != "engine"
-    return is_lasting(failure.status)

@@ -14,7 +14,13 @@ import msgspec
 
 from penstock.data.job import manifest
 from penstock.data.job.manifest import JobManifest
-from penstock.data.job.output import errors_path, failed_path, output_format, outputs_with_same_failed_file
+from penstock.data.job.output import (
+    complete_mark,
+    errors_path,
+    failed_path,
+    output_format,
+    outputs_with_same_failed_file,
+)
 from penstock.data.job.pending import RequestBuilder
 from penstock.data.job.report import JobReport
 from penstock.data.job.spec import JobSpec
@@ -161,7 +167,7 @@ def finished_report(before: JobManifest | None, spec: JobSpec, *, retry_failed: 
     """
     if before is None or before.report is None or not before.finished or retry_failed:
         return None
-    if before.spec.limit != spec.limit or not spec.output_path.exists():
+    if before.spec.limit != spec.limit or not complete_mark(spec).exists():
         return None
     with suppress(SourceNotFound):
         if change := before.source.changed(find_job_input(spec)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -37,7 +38,7 @@ class BatchWorker:
     def __init__(
         self,
         backend: Backend,
-        segment: Callable[[Callable[[Error], None]], Segment],
+        segment: Callable[[Callable[[Error], object]], Segment],
         retry_policy: RetryPolicy,
         *,
         exclusive: bool = True,
@@ -55,7 +56,7 @@ class BatchWorker:
         """Raises: what the backend raises when it cannot start."""
         await self._backend.start(progress)
         self._loop = asyncio.get_running_loop()
-        self._segment = self._make_segment(self._on_segment_broken)
+        self._segment = self._make_segment(partial(self._loop.call_soon_threadsafe, self._fail))
 
     async def step(self, items: list[WorkItem], has_more: bool = True) -> WorkerUpdate:
         """Takes rows; returns when some are completed or, with `has_more`, when there is room for more.
@@ -113,7 +114,8 @@ class BatchWorker:
             assert self._segment is not None
             tokens = (done.prompt_tokens, done.cached_tokens, done.output_tokens)
             self._segment.append(
-                Entry(item.row, outcome, key=item.key, tokens=tokens), partial(self._on_durable, done)
+                Entry(item.row, outcome, key=item.key, tokens=tokens),
+                lambda: self._loop.call_soon_threadsafe(self._report, done),
             )
         except Exception as error:
             self._fail(error)
@@ -134,14 +136,6 @@ class BatchWorker:
             log.warning("Row %d failed in our own code.", item.row, exc_info=error)
             return failed(Failure.from_error(error, "engine"))
 
-    def _on_durable(self, done: RowCompleted) -> None:
-        """On any thread."""
-        self._loop.call_soon_threadsafe(self._report, done)
-
-    def _on_segment_broken(self, error: Error) -> None:
-        """On any thread: outcomes cannot be journaled."""
-        self._loop.call_soon_threadsafe(self._fail, error)
-
     def _report(self, done: RowCompleted) -> None:
         self._done.append(done)
         self._changed.set()
@@ -160,8 +154,11 @@ _used = msgspec.json.Decoder(_Used).decode
 
 def row_completed(row: int, outcome: Outcome) -> RowCompleted:
     """An outcome in short."""
-    failure = outcome.failure
-    prompt, cached, generated = _usage(outcome).counts()
+    failure, usage = outcome.failure, ResponseUsage()
+    if outcome.state == "ok" and outcome.body is not None:
+        with suppress(msgspec.DecodeError):
+            usage = _used(outcome.body).usage or usage
+    prompt, cached, generated = usage.counts()
     return RowCompleted(
         row,
         outcome.state,
@@ -174,28 +171,26 @@ def row_completed(row: int, outcome: Outcome) -> RowCompleted:
     )
 
 
-def _usage(outcome: Outcome) -> ResponseUsage:
-    if outcome.state == "ok" and outcome.body is not None:
-        try:
-            return _used(outcome.body).usage or ResponseUsage()
-        except (msgspec.DecodeError, msgspec.ValidationError):
-            pass
-    return ResponseUsage()
-
-
 class InProcessPool:
     """One worker in this process, over a backend in another."""
 
     size = 1
 
-    def __init__(self, backend: Callable[[], Backend]) -> None:
-        self._backend = backend
+    def __init__(
+        self, backend: Callable[[], Backend], connect: Callable[[], Callable[[], None]] | None = None
+    ) -> None:
+        """connect: called before a backend is made; returns what disconnects again."""
+        self._backend, self._connect = backend, connect
+        self._disconnect: Callable[[], None] | None = None
 
     async def open(self) -> None:
-        return
+        if self._connect is not None:
+            self._disconnect = self._connect()
 
     def make_worker(self, journal: StoragePath, segment: str, retry_policy: RetryPolicy) -> WorkerHandle:
         return BatchWorker(self._backend(), partial(Segment, journal, segment), retry_policy, exclusive=False)
 
     async def close(self) -> None:
-        return
+        if self._disconnect is not None:
+            self._disconnect()
+            self._disconnect = None

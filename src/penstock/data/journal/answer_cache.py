@@ -19,7 +19,7 @@ from typing import Any
 import cloudpickle
 
 from penstock.data.journal.segment import Entry, Segment
-from penstock.data.journal.segment_reader import OFFSET_BITS, read_heads, read_outcome, segments
+from penstock.data.journal.segment_reader import OFFSET_BITS, read_entries, read_outcome, segments
 from penstock.data.results.outcome import Outcome
 from penstock.data.rows.digest import SortedKeys, is_deterministic, request_digest
 from penstock.data.rows.request import RowRequest
@@ -48,9 +48,9 @@ class AnswerCache:
         self._files = segments(folder, self._spool)
         self._stored = SortedKeys()
         for number, file in enumerate(self._files):
-            for head, at, _ in read_heads(file):
-                if head.key is not None and head.outcome is not None and head.outcome.state == "ok":
-                    self._stored.add(head.key, number << OFFSET_BITS | at)
+            for entry, at in read_entries(file):
+                if entry.key is not None and entry.outcome is not None and entry.outcome.state == "ok":
+                    self._stored.add(entry.key, number << OFFSET_BITS | at)
         self._stored.sort()
         self._pending: set[Future[None]] = set()
         self._segment = Segment(folder, f"pipeline-{uuid.uuid4().hex}", self._on_broken)

@@ -13,20 +13,19 @@ from pathlib import Path
 
 from penstock.data.journal.segment_reader import (
     OFFSET_BITS,
-    EntryHead,
-    EntryLine,
     JournalBroken,
+    StoredEntry,
     decode_line,
-    read_heads,
+    read_entries,
     segments,
 )
 from penstock.data.results.outcome import Outcome
 from penstock.data.rows.digest import SortedKeys
 from penstock.data.storage.paths import StoragePath
 
-_NONE, _OK, _FAILED, _SKIPPED = range(4)
-_STATES = {"ok": _OK, "failed": _FAILED, "skipped": _SKIPPED}
 _NAMES = (None, "ok", "failed", "skipped")
+_STATES = {name: state for state, name in enumerate(_NAMES) if name is not None}
+_OK = _STATES["ok"]
 _OPEN_FILES = 64
 _VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\d[\d.,]*")
 _MOST_KINDS = 1000
@@ -59,8 +58,8 @@ class Index:
         self._reading = threading.Lock()
         for number, file in enumerate(segments(folder, spool)):
             self._files.append(file)
-            for head, at, _ in read_heads(file):
-                self._take(head, number << OFFSET_BITS | at)
+            for entry, at in read_entries(file):
+                self._take(entry, number << OFFSET_BITS | at)
         self._keys.sort()
 
     def row_with(self, key: str) -> int | None:
@@ -92,34 +91,33 @@ class Index:
                 os.close(descriptor)
             self._open.clear()
 
-    def _take(self, head: EntryHead, where: int) -> None:
-        if head.outcome is None and head.duplicate_of is None:
-            self.deaths[head.row] = max(head.deaths, self.deaths.get(head.row, 0))
+    def _take(self, entry: StoredEntry, where: int) -> None:
+        if entry.outcome is None and entry.duplicate_of is None:
+            self.deaths[entry.row] = max(entry.deaths, self.deaths.get(entry.row, 0))
             return
-        row = head.row
+        row = entry.row
         if row >= len(self._states):
             missing = bytes(row + _ROWS_AT_A_TIME - len(self._states))
             self._states.extend(missing)
             self._where.frombytes(8 * missing)
-        if head.tokens:
-            self.tokens[0] += head.tokens[0]
-            self.tokens[1] += head.tokens[1]
-            self.tokens[2] += head.tokens[2]
+        self.tokens[0] += entry.tokens[0]
+        self.tokens[1] += entry.tokens[1]
+        self.tokens[2] += entry.tokens[2]
         if self._states[row] == _OK:
             return
-        state = _OK if head.outcome is None else _STATES[head.outcome.state]
+        state = _OK if entry.outcome is None else _STATES[entry.outcome.state]
         self._states[row], self._where[row] = state, where
         if self.error_kinds:
             self.error_kinds.pop(row, None)
-        if head.outcome is not None and (failure := head.outcome.failure) is not None:
+        if entry.outcome is not None and (failure := entry.outcome.failure) is not None:
             kind = failure.code, _VALUES.sub("_", failure.message)
             kind = kind if len(self._kinds) < _MOST_KINDS or kind in self._kinds else (failure.code, "")
             self.error_kinds[row] = self._kinds.setdefault(kind, kind)
-        self.reused += head.duplicate_of is not None or head.reused
-        if head.key is not None and state == _OK:
-            self._keys.add(head.key, row)
+        self.reused += entry.duplicate_of is not None or entry.reused
+        if entry.key is not None and state == _OK:
+            self._keys.add(entry.key, row)
 
-    def _read(self, row: int) -> EntryLine:
+    def _read(self, row: int) -> StoredEntry:
         number, at = divmod(self._where[row], 1 << OFFSET_BITS)
         with self._reading:
             return decode_line(self._line(number, at))

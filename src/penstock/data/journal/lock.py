@@ -58,25 +58,9 @@ def acquire_lock(journal: StoragePath) -> JobLock:
 
 def is_locked(journal: StoragePath) -> bool:
     """Whether a driver works on the output. For a bucket this takes some seconds."""
-    if journal.is_local:
-        return _is_file_locked(Path(journal.url) / "driver")
-    return _live_claim(journal / "drivers") is not None
-
-
-def lost_lock(journal: StoragePath) -> OutputLocked:
-    """The error of a driver whose lock was taken over."""
-    return OutputLocked(f"Another driver has taken over this output ('{journal.url}') and continues the job.")
-
-
-def _this_process() -> Heartbeat:
-    return Heartbeat(uuid.uuid4().hex, socket.gethostname(), os.getpid())
-
-
-_RETRY_S, _TRIES = 0.05, 10
-"""`is_locked` holds a shared lock for a moment, which must not fail a driver that starts."""
-
-
-def _is_file_locked(path: Path) -> bool:
+    if not journal.is_local:
+        return _live_claim(journal / "drivers") is not None
+    path = Path(journal.url) / "driver"
     try:
         file = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -90,6 +74,19 @@ def _is_file_locked(path: Path) -> bool:
     finally:
         os.close(file)
     return False
+
+
+def lost_lock(journal: StoragePath) -> OutputLocked:
+    """The error of a driver whose lock was taken over."""
+    return OutputLocked(f"Another driver has taken over this output ('{journal.url}') and continues the job.")
+
+
+def _this_process() -> Heartbeat:
+    return Heartbeat(uuid.uuid4().hex, socket.gethostname(), os.getpid())
+
+
+_RETRY_S, _TRIES = 0.05, 10
+"""`is_locked` holds a shared lock for a moment, which must not fail a driver that starts."""
 
 
 def _cannot_lock(path: Path, error: OSError) -> Unavailable:
@@ -227,16 +224,10 @@ def _names(claims: StoragePath) -> list[str]:
 
 def _live_claim(claims: StoragePath) -> _Claim | None:
     """The owner's, if its heartbeat advances while it is watched; None if there is none."""
-    before = _last_claim(claims)
-    if before is None:
-        return None
-    deadline = time.monotonic() + _WATCH_S
-    while time.monotonic() < deadline:
+    before, deadline = _last_claim(claims), time.monotonic() + _WATCH_S
+    while before is not None and time.monotonic() < deadline:
         time.sleep(HEARTBEAT_S / 4)
-        now = _last_claim(claims)
-        if now is None:
-            return None
-        if now != before:
+        if (now := _last_claim(claims)) != before:
             return now
     return None
 

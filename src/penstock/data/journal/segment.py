@@ -79,7 +79,7 @@ class Segment:
     """The lines of one process. Call `append` from one thread at a time."""
 
     def __init__(
-        self, folder: StoragePath, name: str, on_broken: Callable[[Error], None] = lambda error: None
+        self, folder: StoragePath, name: str, on_broken: Callable[[Error], object] = lambda error: None
     ) -> None:
         """on_broken: called once, on a thread, when appended lines are lost; no `on_durable` follows."""
         self._writer: _File | _Objects
@@ -88,7 +88,7 @@ class Segment:
         else:
             self._writer = _Objects(folder, name, on_broken)
 
-    def append(self, entry: Entry, on_durable: Callable[[], None]) -> None:
+    def append(self, entry: Entry, on_durable: Callable[[], object]) -> None:
         """Appends a line; calls `on_durable`, perhaps on a thread, once no crash of this process can lose it.
 
         Raises: Unavailable when the journal cannot be written; the job must stop then.
@@ -106,7 +106,7 @@ class Segment:
 class _File:
     """On a disk: the kernel has a line at once, the disk within `SYNC_S`."""
 
-    def __init__(self, path: Path, on_broken: Callable[[Error], None]) -> None:
+    def __init__(self, path: Path, on_broken: Callable[[Error], object]) -> None:
         """Raises: Unavailable."""
         self._path, self._on_broken = path, on_broken
         self._error: Unavailable | None = None
@@ -119,7 +119,7 @@ class _File:
         self._thread = threading.Thread(target=self._sync, name="journal", daemon=True)
         self._thread.start()
 
-    def append(self, data: bytes, on_durable: Callable[[], None]) -> None:
+    def append(self, data: bytes, on_durable: Callable[[], object]) -> None:
         if self._error is not None:  # a line after a torn one would not be read
             raise self._error
         try:
@@ -156,19 +156,19 @@ class _File:
 class _Objects:
     """In a bucket: the lines since the last object become the next one, less often in a long run."""
 
-    def __init__(self, folder: StoragePath, name: str, on_broken: Callable[[Error], None]) -> None:
+    def __init__(self, folder: StoragePath, name: str, on_broken: Callable[[Error], object]) -> None:
         self._folder, self._on_broken = folder, on_broken
         self._name = f"{name}.{uuid.uuid4().hex[:8]}"  # two drivers may each believe that the other crashed
         self._lock = threading.Lock()
         self._lines: list[bytes] = []
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], object]] = []
         self._bytes = self._objects = 0
         self._error: Unavailable | None = None
         self._flush, self._closed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._put_all, name="journal", daemon=True)
         self._thread.start()
 
-    def append(self, data: bytes, on_durable: Callable[[], None]) -> None:
+    def append(self, data: bytes, on_durable: Callable[[], object]) -> None:
         if self._error is not None:
             raise self._error
         with self._lock:
@@ -236,8 +236,3 @@ def run_number(name: str) -> int:
     """The number of the run that wrote a segment; 0 for other files."""
     number = name.partition("-")[0]
     return int(number) if number.isdigit() else 0
-
-
-def now_s() -> float:
-    """Seconds since 1970, as written to files."""
-    return round(time.time(), 3)

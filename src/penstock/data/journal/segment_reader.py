@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import msgspec
 
-from penstock.data.journal.segment import ON_DISK, run_number
+from penstock.data.journal.segment import Entry, run_number
 from penstock.data.results.outcome import Outcome
 from penstock.data.storage.paths import LocalPath, StoragePath, open_lines, unwritable
 from penstock.errors import Error
@@ -30,48 +30,24 @@ class JournalBroken(Error):
     code = "journal_broken"
 
 
-class _Failure(msgspec.Struct, gc=False):
-    code: str
-    message: str = ""
-
-
-class _State(msgspec.Struct, gc=False):
-    state: str
-    failure: _Failure | None = None
-
-
-class EntryHead(msgspec.Struct, rename=ON_DISK, gc=False):
-    """The fields of an entry that the index needs; the answer is skipped."""
-
-    row: int
-    outcome: _State | None = None
-    duplicate_of: int | None = None
-    key: str | None = None
-    deaths: int = 0
-    tokens: tuple[int, int, int] | None = None
-    reused: bool = False
-
-
-class _End(Outcome, frozen=True):
+class _StoredOutcome(Outcome, frozen=True):
     """An outcome as it is decoded: msgspec does not decode `Raw | None`."""
 
     body: msgspec.Raw = msgspec.Raw()
 
     def outcome(self) -> Outcome:
         fields: dict[str, Any] = msgspec.structs.asdict(self)
-        fields["body"] = self.body if bytes(self.body) else None
+        fields["body"] = self.body or None
         return Outcome(**fields)
 
 
-class EntryLine(msgspec.Struct, rename=ON_DISK):
-    row: int
-    outcome: _End | None = None
-    duplicate_of: int | None = None
-    key: str | None = None
+class StoredEntry(Entry, frozen=True, gc=False):
+    """An entry as it is decoded."""
+
+    outcome: _StoredOutcome | None = None
 
 
-_head = msgspec.json.Decoder(EntryHead).decode
-decode_line = msgspec.json.Decoder(EntryLine).decode
+decode_line = msgspec.json.Decoder(StoredEntry).decode
 
 
 def segments(folder: StoragePath, spool: Path | None = None) -> list[Path]:
@@ -108,13 +84,9 @@ def outcomes_in(folder: StoragePath, name: str, rows: Container[int]) -> list[tu
         if file.name.startswith(f"{name}.") and file.name.endswith(".jsonl"):
             where = folder / file.name
             with open_lines(where) as lines:
-                for head, _, text in _entries(lines, where.url):
-                    if (
-                        head.outcome is not None
-                        and head.row in rows
-                        and (end := decode_line(text).outcome) is not None
-                    ):
-                        found.append((head.row, end.outcome()))
+                for entry, _ in _entries(lines, where.url):
+                    if entry.outcome is not None and entry.row in rows:
+                        found.append((entry.row, entry.outcome.outcome()))
     return found
 
 
@@ -126,20 +98,20 @@ def read_outcome(file: Path, at: int, key: str) -> Outcome | None:
     return found.outcome.outcome() if found.outcome is not None and found.key == key else None
 
 
-def read_heads(file: Path) -> Iterator[tuple[EntryHead, int, bytes]]:
+def read_entries(file: Path) -> Iterator[tuple[StoredEntry, int]]:
     """As `_entries`, of a segment. Raises: JournalBroken."""
     with file.open("rb") as lines:
         yield from _entries(lines, str(file))
 
 
-def _entries(lines: IO[bytes], name: str) -> Iterator[tuple[EntryHead, int, bytes]]:
-    """For each line: what the index needs, its byte offset, and the line. Raises: JournalBroken."""
+def _entries(lines: IO[bytes], name: str) -> Iterator[tuple[StoredEntry, int]]:
+    """For each line: its entry and its byte offset. Raises: JournalBroken."""
     at = 0
     for number, text in enumerate(lines, 1):
         if not text.endswith(b"\n"):
             return  # torn: its process was killed
         try:
-            yield _head(text), at, text
+            yield decode_line(text), at
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             if b"\0" not in text:  # only a loss of power leaves zeros
                 raise JournalBroken(

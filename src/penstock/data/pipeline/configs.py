@@ -77,11 +77,6 @@ class ProcessorConfig(RootConfig):
         return {"min_size": least, "max_size": most}
 
     @property
-    def most_actors(self) -> int:
-        """Maximum size of the pool."""
-        return self.get_concurrency()["max_size"]
-
-    @property
     def names_failures(self) -> bool:
         """Whether rows get `__inference_error__`, as those of Ray's processors do where this is set."""
         return self.should_continue_on_error and "should_continue_on_error" in self.model_fields_set

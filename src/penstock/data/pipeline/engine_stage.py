@@ -9,54 +9,34 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
 import uvloop
 
-from penstock.data.backends.protocol import Backend
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
 from penstock.data.journal.answer_cache import AnswerCache, cache_key
 from penstock.data.pipeline.batch_columns import OUTCOME, REQUEST, Table, pack, unpack, user_columns
+from penstock.data.pipeline.stage_spec import StageSpec
 from penstock.data.results.outcome import Outcome
 from penstock.processes import cpu_turns
-
-RunRow = Callable[[Any, Window], Coroutine[Any, Any, Any]]
-"""Runs what REQUEST holds for one row, through the window."""
-
-
-async def send_request(request: Any, window: Window) -> Outcome:
-    """One request per row."""
-    return await window.run(request)
 
 
 class EngineStage:
     """Batch with REQUEST -> batch with OUTCOME."""
 
-    def __init__(
-        self,
-        make_backend: Callable[[], Backend],
-        retry_policy: RetryPolicy,
-        exclusive: bool = True,
-        run_row: RunRow = send_request,
-        journal: str | None = None,
-        max_in_flight: int | None = None,
-        identity: bytes = b"",
-    ) -> None:
-        """Returns when the backend is ready. identity: of the model, part of each key in the journal.
-
-        Raises: what the backend's `start` raises.
-        """
+    def __init__(self, spec: StageSpec, retry_policy: RetryPolicy, journal: str | None = None) -> None:
+        """Returns when the backend is ready. Raises: what the backend's `start` raises."""
 
         async def start() -> Window:
             cpu_turns.wait()
-            backend = make_backend()
+            backend = spec.make_backend()
             await backend.start()
-            return Window(backend, retry_policy, exclusive=exclusive, max_in_flight=max_in_flight)
+            return Window(backend, retry_policy, exclusive=spec.exclusive, max_in_flight=spec.max_in_flight)
 
-        self._run_row, self._identity = run_row, identity
+        self._spec = spec
         self._answers = AnswerCache(journal) if journal is not None else None
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True, name="rows").start()
@@ -75,10 +55,10 @@ class EngineStage:
     async def _outcome(self, request: Any, outcome: Outcome | None, row: Any) -> Outcome:
         if outcome is not None:
             return outcome
-        run = partial(self._run_row, request, self._window)
+        run = partial(self._spec.run_row, self._window, request)
         if self._answers is None:
             return await run()
-        return await self._answers.get_or_run(cache_key(request, row, self._identity), run)
+        return await self._answers.get_or_run(cache_key(request, row, self._spec.identity), run)
 
     def __del__(self) -> None:
         """How Ray Data ends an actor: the engine is stopped with it."""

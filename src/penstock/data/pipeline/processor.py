@@ -22,10 +22,9 @@ from penstock.data.pipeline.batch_columns import ROW
 from penstock.data.pipeline.configs import ProcessorConfig
 from penstock.data.pipeline.engine_stage import EngineStage
 from penstock.data.pipeline.model_configs import ModelProcessorConfig
-from penstock.data.pipeline.postprocess import CastEmptyColumns, Postprocess
-from penstock.data.pipeline.preprocess import Preprocess
 from penstock.data.pipeline.row_program import Program
 from penstock.data.pipeline.stage_spec import stage_spec
+from penstock.data.pipeline.user_steps import CastEmptyColumns, Postprocess, Preprocess
 from penstock.data.rows.input_columns import required_input
 from penstock.errors import ConfigError
 
@@ -149,22 +148,16 @@ class Processor:
         build = (self._stage.build_request, is_packed)
         preprocessed = _mapped(dataset, Preprocess, preprocess, build, before, size)
         engine_rows, calls = call_shape(self._stage.concurrent_requests, size)
+        options = self._stages[self._stage.name].map_batches_kwargs
+        _check_options(f"map_batches_kwargs of {self._stage.name}", options, _OWN | _OF_THE_POOL)
         answered = preprocessed.repartition(target_num_rows_per_block=engine_rows).map_batches(
             EngineStage,
             batch_format="pyarrow",
             batch_size=engine_rows,
             zero_copy_batch=True,
             **_pool(self.config, calls),
-            fn_constructor_args=(
-                self._stage.make_backend,
-                self.config.retry_policy,
-                self._stage.exclusive,
-                self._stage.run_row,
-                self.config.journal,
-                self._stage.max_in_flight,
-                self._stage.identity,
-            ),
-            **self._stage.resources() | self._actor_options(),
+            fn_constructor_args=(self._stage, self.config.retry_policy, self.config.journal),
+            **self._stage.resources() | options,
         )
         args = (
             self._stage.columns,
@@ -179,12 +172,6 @@ class Processor:
             zero_copy_batch=True,
             batch_size=None,
         )
-
-    def _actor_options(self) -> dict[str, Any]:
-        """Raises: ConfigError for options that the stage sets."""
-        options = self._stages[self._stage.name].map_batches_kwargs
-        _check_options(f"map_batches_kwargs of {self._stage.name}", options, _OWN | _OF_THE_POOL)
-        return options
 
     def _empty(self, rows: pd.DataFrame) -> pd.DataFrame:
         """The columns of an empty result; those of a postprocess are unknown without rows."""

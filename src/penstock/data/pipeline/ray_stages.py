@@ -91,8 +91,7 @@ class HttpRequestStageConfig(StageConfig):
 
     def resources(self) -> dict[str, Any]:
         """Ray's options of one actor."""
-        given = {"runtime_env": self.runtime_env, "num_cpus": self.num_cpus, "memory": self.memory}
-        return {name: value for name, value in given.items() if value is not None}
+        return self.model_dump(include={"runtime_env", "num_cpus", "memory"}, exclude_none=True)
 
 
 def engine_arguments(

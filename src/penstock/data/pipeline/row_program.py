@@ -10,7 +10,7 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import msgspec
@@ -21,7 +21,7 @@ from penstock.data.results.outcome import Failure, Outcome
 from penstock.data.rows.builder import build_request
 from penstock.data.rows.coerce import to_json, type_name
 from penstock.data.rows.request import Kind, RowRequest, Task
-from penstock.errors import BadRequest, Error, OwnCodeFailed, Unavailable
+from penstock.errors import BadRequest, Error, OwnCodeFailed
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class LLM:
         self._send = send
         self._task = task or Task()
         self._defaults = defaults or {}
-        self.totals = CallTotals()
+        self.totals = _Totals()
 
     async def chat(self, messages: str | list[Any], **params: Any) -> LLMResponse:
         """The next turn of a conversation; a string is a conversation of one message."""
@@ -111,9 +111,8 @@ class LLM:
         return (await self._call("score", {"text_1": text_1, "text_2": text_2, **params}))["scores"]
 
     async def _call(self, kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
-        own = self._task
-        task = Task(kind, own.model, own.alone, own.token_ids, own.read_files, own.roles)
-        defaults = self._defaults if kind == own.kind else {}
+        task = replace(self._task, kind=kind)
+        defaults = self._defaults if kind == self._task.kind else {}
         outcome = await self._send(build_request(fields, task, defaults))
         found = result_columns(task, outcome)
         self.totals.add(outcome, found)
@@ -122,45 +121,26 @@ class LLM:
         return found
 
 
-@dataclass(slots=True)
-class CallTotals:
+_COUNTS = ("calls", "num_input_tokens", "num_cached_tokens", "num_generated_tokens")
+
+
+class _Totals:
     """Sums over all calls of a row."""
 
-    calls: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    attempts: int = 1
-    deaths: int = 0
-    waited_s: float = 0.0
-    skipped: bool = False
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(_COUNTS, 0)
+        self._attempts, self._deaths, self._waited_s = 1, 0, 0.0
 
     def add(self, outcome: Outcome, found: Mapping[str, Any]) -> None:
-        """Raises: Unavailable when the call was skipped because the job is stopping."""
-        self.attempts = max(self.attempts, outcome.attempts)
-        self.deaths += outcome.deaths
-        self.waited_s += outcome.waited_s
-        if outcome.state == "skipped":
-            self.skipped = True
-            raise Unavailable("The job is stopping; this call was skipped.")
-        self.calls += 1
-        self.prompt_tokens += found["num_input_tokens"] or 0
-        self.cached_tokens += found.get("num_cached_tokens") or 0
-        self.generated_tokens += found.get("num_generated_tokens") or 0
+        self._attempts = max(self._attempts, outcome.attempts)
+        self._deaths += outcome.deaths
+        self._waited_s += outcome.waited_s
+        for name, value in self.counts.items():
+            self.counts[name] = value + (1 if name == "calls" else found.get(name) or 0)
 
     def outcome(self, **end: Any) -> Outcome:
         """The row's outcome, with what its calls took."""
-        return Outcome(attempts=self.attempts, deaths=self.deaths, waited_s=self.waited_s, **end)
-
-
-class _Ran(msgspec.Struct):
-    """The body of a program's outcome."""
-
-    output: dict[str, Any]
-    calls: int
-    num_input_tokens: int
-    num_cached_tokens: int
-    num_generated_tokens: int
+        return Outcome(attempts=self._attempts, deaths=self._deaths, waited_s=self._waited_s, **end)
 
 
 async def run_program(
@@ -178,19 +158,16 @@ async def run_program(
     try:
         output = _checked_output(await _start(program, dict(row), llm))
     except OwnCodeFailed as error:
-        return _failed(_user_code_failure(str(error)), llm.totals)
+        failure = _user_code_failure(str(error))
     except Error as error:
-        return _failed(Failure.from_error(error, "engine"), llm.totals)
+        failure = Failure.from_error(error, "engine")
     except Exception as error:
         log.exception("A row's program failed.")
-        return _failed(_user_code_failure(f"The program raised {type(error).__name__}: {error}"), llm.totals)
-    total = llm.totals
-    ran = _Ran(output, total.calls, total.prompt_tokens, total.cached_tokens, total.generated_tokens)
-    body = msgspec.Raw(msgspec.json.encode(ran))
-    return total.outcome(state="ok", body=body, took_s=time.monotonic() - began_s)
-
-
-_COUNTS = ("calls", "num_input_tokens", "num_cached_tokens", "num_generated_tokens")
+        failure = _user_code_failure(f"The program raised {type(error).__name__}: {error}")
+    else:
+        body = msgspec.Raw(msgspec.json.encode({"output": output, **llm.totals.counts}))
+        return llm.totals.outcome(state="ok", body=body, took_s=time.monotonic() - began_s)
+    return llm.totals.outcome(state="failed", failure=failure)
 
 
 def program_schema() -> Any:  # pyarrow has no types
@@ -203,8 +180,8 @@ def program_columns(outcome: Outcome) -> tuple[dict[str, Any], dict[str, Any]]:
     found: dict[str, Any] = dict.fromkeys([*_COUNTS, *COMMON]) | common_columns(outcome)
     if outcome.state != "ok":
         return {}, found
-    ran = msgspec.json.decode(outcome.body or b"", type=_Ran)
-    return ran.output, found | {name: getattr(ran, name) for name in _COUNTS}
+    ran: dict[str, Any] = msgspec.json.decode(outcome.body or b"")
+    return ran.pop("output"), found | ran
 
 
 def _start(program: Program, row: dict[str, Any], llm: LLM) -> Awaitable[Any]:
@@ -229,10 +206,6 @@ def _checked_output(returned: Any) -> dict[str, Any]:
 
 def _user_code_failure(message: str) -> Failure:
     return Failure(code=OwnCodeFailed.code, message=message, stage="postprocess")
-
-
-def _failed(failure: Failure, total: CallTotals) -> Outcome:
-    return total.outcome(state="skipped") if total.skipped else total.outcome(state="failed", failure=failure)
 
 
 def _response(found: Mapping[str, Any]) -> LLMResponse:

@@ -96,6 +96,5 @@ class SharedEngine:
         self.stop()
 
 
-def shared_engine(application: Application, app_name: str = "penstock-batch") -> SharedEngine:
-    """`with shared_engine(application) as names:` deploys it, waits for it, and deletes it at the end."""
-    return SharedEngine(application, app_name)
+shared_engine = SharedEngine
+"""`with shared_engine(application) as names:` deploys it, waits for it, and deletes it at the end."""

@@ -7,7 +7,7 @@ in the engine stage's actor.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,8 +17,8 @@ import msgspec
 from penstock.config import LLMConfig
 from penstock.config.derive.accelerators import Nodes
 from penstock.config.derive.placement import gang_size, resolved, spans_nodes
-from penstock.data.backends.build import in_process_engine, single_actor_options
 from penstock.data.backends.engine_config import engine_identity, with_runner
+from penstock.data.backends.in_process import in_process_engine, single_actor_options
 from penstock.data.backends.openai_service import OpenAIService
 from penstock.data.backends.protocol import Backend
 from penstock.data.backends.serve_deployment import ServeDeployment
@@ -30,7 +30,6 @@ from penstock.data.pipeline.configs import (
     ProcessorConfig,
     ServeDeploymentProcessorConfig,
 )
-from penstock.data.pipeline.engine_stage import RunRow, send_request
 from penstock.data.pipeline.model_configs import (
     ModelProcessorConfig,
     SGLangEngineProcessorConfig,
@@ -57,6 +56,7 @@ class StageSpec:
     columns: from an outcome and what preprocessing returned, the result columns.
     request_fields: the names in what preprocessing returned that belong to the request.
     exclusive: whether the backend is used by this pipeline alone, see `Window`.
+    run_row: through the window, what `build_request` made for one row.
     concurrent_requests: rows that the engine, or all replicas, run at a time.
     identity: of the model or service; a journal returns its answers only for the same one.
     """
@@ -72,7 +72,7 @@ class StageSpec:
     exclusive: bool = True
     concurrent_requests: int = _DEPLOYMENT_CONCURRENCY
     max_in_flight: int | None = None
-    run_row: RunRow = send_request
+    run_row: Callable[[Window, Any], Coroutine[Any, Any, Outcome]] = Window.run
     identity: bytes = b""
 
 
@@ -81,13 +81,28 @@ def stage_spec(config: ProcessorConfig, program: Program | None = None) -> Stage
     spec = _for_backend(config)
     if program is None:
         return spec
+    defaults = config.row_defaults if isinstance(config, ModelProcessorConfig) else None
+
+    def own_row(fields: Fields, row: Fields) -> Fields:
+        return fields
+
+    async def run_row(window: Window, row: Fields) -> Outcome:
+        return await run_program(program, row, window.run, spec.task, defaults)
+
+    def columns(outcome: Outcome, fields: Fields) -> dict[str, Any]:
+        output, results = program_columns(outcome)
+        return output | results
+
+    def no_fields(fields: Fields) -> set[str]:
+        return set()
+
     return replace(
         spec,
-        build_request=_program_input,
-        columns=_program_output,
-        request_fields=_no_fields,
+        build_request=own_row,
+        columns=columns,
+        request_fields=no_fields,
         schema=program_schema(),
-        run_row=partial(_run_program, program, spec.task),
+        run_row=run_row,
         identity=spec.identity + _source(program),
     )
 
@@ -96,7 +111,12 @@ def _for_backend(config: ProcessorConfig) -> StageSpec:
     if isinstance(config, EngineProcessorConfig):
         return _in_process(config, "EngineStage", row_mapping.model_request)
     if isinstance(config, ModelProcessorConfig):
-        return _own_model(config)
+        name = "SGLangEngineStage" if isinstance(config, SGLangEngineProcessorConfig) else "vLLMEngineStage"
+        request = row_mapping.model_request if config.applies_chat_template else row_mapping.prompt_request
+        return replace(
+            _in_process(config, name, partial(request, defaults=config.row_defaults)),
+            max_in_flight=config.max_pending_requests,
+        )
     if isinstance(config, ServeDeploymentProcessorConfig):
         return _serve_deployment(config)
     if isinstance(config, HttpRequestProcessorConfig):
@@ -106,13 +126,6 @@ def _for_backend(config: ProcessorConfig) -> StageSpec:
         "SGLangEngineProcessorConfig, EngineProcessorConfig, ServeDeploymentProcessorConfig and "
         "HttpRequestProcessorConfig."
     )
-
-
-def _own_model(config: ModelProcessorConfig) -> StageSpec:
-    name = "SGLangEngineStage" if isinstance(config, SGLangEngineProcessorConfig) else "vLLMEngineStage"
-    request = row_mapping.model_request if config.applies_chat_template else row_mapping.prompt_request
-    spec = _in_process(config, name, partial(request, defaults=config.row_defaults))
-    return replace(spec, max_in_flight=config.max_pending_requests)
 
 
 def _in_process(
@@ -185,7 +198,7 @@ def http_service(config: HttpRequestProcessorConfig) -> OpenAIService:
         headers=config.headers,
         api_key=config.api_key,
         model=config.model,
-        requests_per_second=config.qps / config.most_actors if config.qps else None,
+        requests_per_second=config.qps / config.get_concurrency()["max_size"] if config.qps else None,
         max_concurrency=config.max_in_flight,
         timeout_s=config.timeout_s,
         finds_model=False,
@@ -210,24 +223,6 @@ def _client_resources(config: ServeDeploymentProcessorConfig | HttpRequestProces
     stage = config.http_request_stage if isinstance(config, HttpRequestProcessorConfig) else None
     placed = {"accelerator_type": config.accelerator_type} if config.accelerator_type else {}
     return {"num_cpus": 0, **placed, **(stage.resources() if stage is not None else {})}
-
-
-def _program_input(fields: Fields, row: Fields) -> Fields:
-    """A program gets the row as preprocessing returned it."""
-    return fields
-
-
-def _no_fields(fields: Fields) -> set[str]:
-    return set()
-
-
-def _program_output(outcome: Outcome, fields: Fields) -> dict[str, Any]:
-    output, results = program_columns(outcome)
-    return {**output, **results}
-
-
-async def _run_program(program: Program, task: Task, row: Fields, window: Window) -> Outcome:
-    return await run_program(program, row, window.run, task)
 
 
 def _engine_resources(config: LLMConfig) -> dict[str, Any]:

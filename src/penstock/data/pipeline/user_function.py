@@ -48,7 +48,8 @@ class UserFunction:
         """A result or an Outcome for each row."""
         if isinstance(self._function, Batched):
             return self._batch(self._function, rows)
-        if _is_async(self._function):
+        calls = self._function, type(self._function).__call__
+        if any(map(inspect.iscoroutinefunction, calls)):
             return asyncio.run(self._concurrently(rows))
         return [self._one(row) for row in rows]
 
@@ -92,7 +93,3 @@ class UserFunction:
                 error,
             )
         return failed(Failure.from_error(error, self._stage))
-
-
-def _is_async(function: Any) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

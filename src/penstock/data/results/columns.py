@@ -125,7 +125,9 @@ def result_columns(task: Task, outcome: Outcome) -> Columns:
     found: Columns = _EMPTY[task.kind] | common_columns(outcome)
     if outcome.state == "ok":
         try:
-            found |= _READ[task.kind](DECODERS[task.kind].decode(outcome.body or b""))
+            response = DECODERS[task.kind].decode(outcome.body or b"")
+            prompt_tokens = response.usage.counts()[0] if response.usage else None
+            found |= {"num_input_tokens": prompt_tokens, **_READ[task.kind](response)}
         except (msgspec.MsgspecError, ValueError, IndexError) as error:
             message = f"The response is not one of this endpoint: {error}."
             found["error"] = msgspec.structs.asdict(bad_answer(message, outcome.attempts))
@@ -243,27 +245,18 @@ def _prompt_token(found: dict[int, PromptToken] | None) -> list[Columns] | None:
     ]
 
 
-def _prompt_tokens(usage: ResponseUsage | None) -> int | None:
-    return usage.counts()[0] if usage else None
-
-
 def _embedded(response: PooledResult[Embedding]) -> Columns:
-    return {"embeddings": response.data[0].numbers(), "num_input_tokens": _prompt_tokens(response.usage)}
+    return {"embeddings": response.data[0].numbers()}
 
 
 def _classified(response: PooledResult[Classification]) -> Columns:
     first = response.data[0]
-    return {
-        "label": first.label,
-        "probs": first.probs,
-        "embeddings": first.probs,
-        "num_input_tokens": _prompt_tokens(response.usage),
-    }
+    return {"label": first.label, "probs": first.probs, "embeddings": first.probs}
 
 
 def _scored(response: PooledResult[PairScore]) -> Columns:
     scores = [pair.score for pair in response.data]
-    return {"score": scores[0], "scores": scores, "num_input_tokens": _prompt_tokens(response.usage)}
+    return {"score": scores[0], "scores": scores}
 
 
 _READ: Mapping[Kind, Callable[[Any], Columns]] = {

@@ -65,9 +65,7 @@ class TopLogprob(Struct):
     logprob: float | None = None
 
 
-class TokenLogprob(Struct):
-    token: str | None = None
-    logprob: float | None = None
+class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob] | None = None
 
 

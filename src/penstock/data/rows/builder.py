@@ -14,8 +14,15 @@ import msgspec
 
 from penstock.data.rows import messages
 from penstock.data.rows.coerce import as_list, expect, invalid_field, to_dict, to_json, type_name
-from penstock.data.rows.input_columns import IDS, INPUTS, MEDIA, check_columns, is_batch_line, required_input
-from penstock.data.rows.openai_batch import parse_batch_line
+from penstock.data.rows.input_columns import (
+    IDS,
+    INPUTS,
+    MEDIA,
+    check_columns,
+    is_batch_line,
+    parse_batch_line,
+    required_input,
+)
 from penstock.data.rows.parameters import CHAT_ONLY, COMPLETIONS_ONLY, for_endpoint, read_parameters
 from penstock.data.rows.request import CHAT, COMPLETIONS, POOLING_PATHS, RowRequest, Task
 from penstock.errors import BadRequest
@@ -162,17 +169,12 @@ def _engine_prompt(given: Fields, own: Fields) -> tuple[str, Fields, bytes]:
         raise invalid_field(
             "multi_modal_data", "needs a `prompt` beside it: text or token ids with its placeholders"
         )
-    chats = bool((CHAT_ONLY - _OF_MEDIA) & own.keys())
-    return (
-        (CHAT, {"messages": ""}, _pickled(found)) if chats else (COMPLETIONS, {"prompt": ""}, _pickled(found))
-    )
-
-
-def _pickled(prompt: Fields) -> bytes:
     try:
-        return pickle.dumps(prompt, protocol=5)
+        pickled = pickle.dumps(found, protocol=5)
     except Exception as error:  # whatever the user's objects raise
         raise invalid_field("prompt", f"cannot be sent to the engine's process ({error})") from error
+    chats = bool((CHAT_ONLY - _OF_MEDIA) & own.keys())
+    return (CHAT, {"messages": ""}, pickled) if chats else (COMPLETIONS, {"prompt": ""}, pickled)
 
 
 def _pooled(given: Fields, task: Task) -> Fields:

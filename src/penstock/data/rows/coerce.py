@@ -158,9 +158,15 @@ def _key(key: Any, where: str) -> str:
 
 def _other(value: Any, where: str, depth: int) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
-        return _decoded(bytes(value), where)
+        try:
+            return bytes(value).decode()
+        except UnicodeDecodeError as error:
+            fault = "has bytes that are not UTF-8; send images, videos and audio as parts of messages"
+            raise invalid_field(where, fault) from error
     if isinstance(value, date | time):
-        return _time(value, where)
+        if isinstance(value, datetime) and value != value:  # pandas' NaT
+            raise invalid_field(where, _NOT_A_TIME)
+        return value.isoformat()
     if isinstance(value, Decimal):
         return _decimal(value, where)
     if isinstance(value, UUID):
@@ -197,22 +203,6 @@ def _opened(value: Any) -> Any:
 def _dtype(value: Any) -> str | None:
     """numpy's kind of an array's items: M for times."""
     return getattr(getattr(value, "dtype", None), "kind", None)
-
-
-def _decoded(value: bytes, where: str) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError as error:
-        raise invalid_field(
-            where,
-            "has bytes that are not UTF-8; send images, videos and audio as parts of messages",
-        ) from error
-
-
-def _time(value: date | time, where: str) -> str:
-    if isinstance(value, datetime) and value != value:  # pandas' NaT
-        raise invalid_field(where, _NOT_A_TIME)
-    return value.isoformat()
 
 
 def _decimal(value: Decimal, where: str) -> int | float:

@@ -25,7 +25,7 @@ def is_form(payload: object) -> bool:
 
 
 def checked(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """The payload with its values as a form's: files as they are, texts, and everything else as JSON text.
+    """The payload's values as arguments of `FormData.add_field`: files as they are, all else as text or JSON.
 
     Raises: BadRequest.
     """
@@ -36,30 +36,24 @@ def form_data(fields: Mapping[str, Any]) -> aiohttp.FormData:
     """Of `checked` fields; for one request, since sending it uses it up."""
     form = aiohttp.FormData()
     for name, value in fields.items():
-        if isinstance(value, str):
-            form.add_field(name, value)
-        else:
-            form.add_field(
-                name, value["content"], filename=value["filename"], content_type=value["content_type"]
-            )
+        form.add_field(name, **value)
     return form
 
 
 def _value(value: Any, where: str) -> Any:
     name = where.rpartition(".")[2]
     if isinstance(value, bytes | bytearray):
-        return {"content": bytes(value), "filename": name, "content_type": None}
+        return {"value": bytes(value), "filename": name}
     if not _is_file(value):
         found = to_json(value, where)
-        return found if isinstance(found, str) else msgspec.json.encode(found).decode()
+        return {"value": found if isinstance(found, str) else msgspec.json.encode(found).decode()}
     if unknown := sorted(value.keys() - _FILE):
         raise invalid_field(f"{where}.{unknown[0]}", f"is not known; a file has {', '.join(sorted(_FILE))}")
     content = value["content"]
     if not isinstance(content, bytes | bytearray | str):
         raise invalid_field(f"{where}.content", f"is {type_name(content)}; it must be bytes")
-    content = content.encode() if isinstance(content, str) else bytes(content)
     return {
-        "content": content,
+        "value": content.encode() if isinstance(content, str) else bytes(content),
         "filename": value.get("filename") or name,
         "content_type": value.get("content_type"),
     }

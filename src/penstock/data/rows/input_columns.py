@@ -1,12 +1,17 @@
-"""Which of a row's columns are its request, by task. Misspelt ones are refused, others stay the row's own."""
+"""Which of a row's columns are its request, by task. Misspelt ones are refused, others stay the row's own.
+
+A line of an OpenAI batch file is a request by itself: its body is sent as it is, to any endpoint of JSON.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, cast
 
-from penstock.data.rows.coerce import invalid_field, truncate
+import msgspec
+
+from penstock.data.rows.coerce import invalid_field, parse_json, to_json, truncate, type_name
 from penstock.data.rows.parameters import (
     ALIASES,
     GROUPS,
@@ -15,8 +20,9 @@ from penstock.data.rows.parameters import (
     nearest_parameter,
     read_parameters,
 )
-from penstock.data.rows.request import KINDS, Kind, Task
+from penstock.data.rows.request import KINDS, Kind, RowRequest, Task
 from penstock.errors import BadRequest
+from penstock.openai.paths import BATCH_PATHS
 
 IDS = ("prompt_token_ids", "tokenized_prompt")
 MEDIA = {
@@ -90,3 +96,34 @@ def check_defaults(defaults: Mapping[str, Any], kind: Kind) -> None:
         if name not in _KNOWN[kind]:
             raise invalid_field(name, f"is not known{nearest_parameter(name, kind)}")
     read_parameters(defaults, kind)
+
+
+def parse_batch_line(line: Mapping[str, Any], own_paths: Collection[str] = ()) -> RowRequest:
+    """The request of `{custom_id, method, url, body}`. Reads no file that it names, adds no field.
+
+    own_paths: endpoints beyond `BATCH_PATHS`.
+    Raises: BadRequest naming what is wrong.
+    """
+    method, url = line.get("method"), line.get("url")
+    if method is not None and method != "POST":
+        raise invalid_field("method", f"is {truncate(repr(method))}; it must be POST")
+    if not isinstance(url, str) or (url not in BATCH_PATHS and url not in own_paths):
+        close = difflib.get_close_matches(str(url), BATCH_PATHS, 1)
+        ask = f"did you mean {close[0]}?" if close else "there are"
+        raise invalid_field(
+            "url", f"is {truncate(repr(url))}, which is not a batch endpoint; {ask} {', '.join(BATCH_PATHS)}"
+        )
+    body = parse_json(line.get("body"), "body")
+    if not isinstance(body, Mapping):
+        raise invalid_field("body", f"is {type_name(body)}; it must be a JSON object, the endpoint's request")
+    fields = cast("dict[str, Any]", to_json(body, "body"))
+    model = fields.pop("model", None)
+    if model is not None and not isinstance(model, str):
+        raise invalid_field("body.model", f"is {type_name(model)}; it must be a string")
+    if fields.pop("stream", None):
+        raise invalid_field("body.stream", "asks for a stream, but batch lines do not stream; leave it out")
+    if fields.get("background"):
+        raise invalid_field(
+            "body.background", "asks to answer later, which a batch does anyway; leave it out"
+        )
+    return RowRequest(path=url, body=msgspec.json.encode(fields), model=model)

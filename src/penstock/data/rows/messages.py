@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from penstock.data.rows import media
 from penstock.data.rows.coerce import as_list, invalid_field, parse_json, to_json, truncate, type_name
-from penstock.data.rows.request import Task
+from penstock.data.rows.request import ROLES, Task
 
 _MEDIA = {
     "image": "image",
@@ -53,7 +53,7 @@ def _message(value: Any, task: Task, where: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise invalid_field(where, f"is {_shown(value)}; it must be a dict with 'role' and 'content'")
     message = cast("Mapping[str, Any]", value)
-    _check_role(message, task, where)
+    _check_role(message, where)
     if "content" not in message and message["role"] not in ("assistant", "tool", "function"):
         raise invalid_field(f"{where}.content", "is missing; give a string or a list of parts")
     found: dict[str, Any] = {}
@@ -65,20 +65,20 @@ def _message(value: Any, task: Task, where: str) -> dict[str, Any]:
     return found
 
 
-def _check_role(message: Mapping[str, Any], task: Task, where: str) -> None:
+def _check_role(message: Mapping[str, Any], where: str) -> None:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         given = "is missing" if "role" not in message else f"is {_shown(role)}"
         raise invalid_field(
             f"{where}.role", f"{given}; it must be a string: system, user, assistant, tool, ..."
         )
-    if task.roles is None or role in task.roles:
+    if role in ROLES:
         return
-    close = difflib.get_close_matches(role, task.roles, 1)
+    close = difflib.get_close_matches(role, ROLES, 1)
     ask = f"did you mean {close[0]!r}?" if close else "known are"
     raise invalid_field(
         f"{where}.role",
-        f"is {truncate(repr(role))}, which is not known; {ask} {', '.join(sorted(task.roles))}",
+        f"is {truncate(repr(role))}, which is not known; {ask} {', '.join(sorted(ROLES))}",
     )
 
 

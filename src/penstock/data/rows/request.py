@@ -60,7 +60,6 @@ class Task:
     alone: it serves no other, so any other name in a row is an adapter's.
     token_ids: whether to request the token ids of prompt and response.
     read_files: whether to read paths, `file://` and bucket URLs in rows; False for untrusted rows.
-    roles: allowed in messages; None for any.
     own_paths: endpoints that OpenAI's batch lines may name beyond `BATCH_PATHS`.
     """
 
@@ -69,7 +68,6 @@ class Task:
     alone: bool = False
     token_ids: bool = True
     read_files: bool = True
-    roles: frozenset[str] | None = ROLES
     own_paths: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:

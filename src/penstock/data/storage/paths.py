@@ -280,7 +280,7 @@ class RemotePath:
 
     @_may_fail("written")
     def write(self, data: bytes) -> None:
-        with self._fs.open_output_stream(self._path) as stream:
+        with self._stream() as stream:
             stream.write(data)
 
     @_may_fail("written")
@@ -288,7 +288,7 @@ class RemotePath:
         """The object becomes visible when the stream is closed, not before."""
         before = self._info()
         try:
-            with file.open("rb") as source, self._fs.open_output_stream(self._path) as stream:
+            with file.open("rb") as source, self._stream() as stream:
                 shutil.copyfileobj(source, stream, _COPY_BYTES)
         except Exception:
             with suppress(Exception):  # the stream was closed all the same, after a part of the file
@@ -296,6 +296,9 @@ class RemotePath:
                     self._fs.delete_file(self._path)
             raise
         file.unlink()
+
+    def _stream(self) -> Any:
+        return self._fs.open_output_stream(self._path, compression=None)  # also where it is named .gz
 
     @_may_fail("removed")
     def remove(self) -> None:

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, islice
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -262,15 +262,11 @@ def _rows_at_a_time(footer: Any) -> int:
     return int(max(1, min(_BATCH_ROWS, _BATCH_BYTES / max(1, row_bytes))))
 
 
-class ParquetFooter(NamedTuple):
-    """Of a Parquet file. types: Arrow's, by column."""
+def read_footer(where: StoragePath) -> tuple[int, dict[str, Any]]:
+    """Of a Parquet file: how many rows it has, and Arrow's types of its columns.
 
-    num_rows: int
-    types: dict[str, Any]
-
-
-def read_footer(where: StoragePath) -> ParquetFooter:
-    """Raises: Unavailable, ConfigError."""
+    Raises: Unavailable, ConfigError.
+    """
     import pyarrow.parquet as pq
 
     try:
@@ -278,7 +274,7 @@ def read_footer(where: StoragePath) -> ParquetFooter:
             found = pq.ParquetFile(file)
             schema: Any = found.schema_arrow  # pyarrow has no types
             _check_names(schema.names, where.url)
-            return ParquetFooter(found.metadata.num_rows, {field.name: field.type for field in schema})
+            return found.metadata.num_rows, {field.name: field.type for field in schema}
     except Error:
         raise
     except UNREADABLE as error:

@@ -89,7 +89,7 @@ class InputFiles(msgspec.Struct, frozen=True, rename={"format": "form"}):
     def count(self) -> int:
         """How many rows there are. Parses nothing, except CSV files."""
         if self.format == "parquet":
-            return sum(read_footer(part.path).num_rows for part in self.parts)
+            return sum(read_footer(part.path)[0] for part in self.parts)
         return sum(1 for _ in self._read())
 
     def types(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class InputFiles(msgspec.Struct, frozen=True, rename={"format": "form"}):
         types = dict[str, Any]()
         odd = set[str]()
         for part in self.parts:
-            for name, kind in read_footer(part.path).types.items():
+            for name, kind in read_footer(part.path)[1].items():
                 try:
                     types[name] = common_type(types.get(name, kind), kind)
                 except UNREADABLE + (TypeError,):

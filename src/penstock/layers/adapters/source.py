@@ -76,9 +76,9 @@ class Source:
         """config: one with a `lora_config`."""
         assert config.lora_config is not None
         self._config = config
-        self._lora = config.lora_config
+        self.lora = config.lora_config
         self._downloader = (downloader or AdapterDownloader)(
-            download_timeout_s=self._lora.download_timeout_s, max_tries=self._lora.max_download_tries
+            download_timeout_s=self.lora.download_timeout_s, max_tries=self.lora.max_download_tries
         )
         self._stamp = getattr(self._downloader, "stamp", None)
         self._fetching = ThreadPoolExecutor(_FETCHES, "adapter-fetch")
@@ -100,15 +100,15 @@ class Source:
 
     async def names(self) -> list[str]:
         """All names available, sorted. Raises: SourceNotFound, DownloadFailed."""
-        found = set(self._lora.adapters)
-        if self._lora.dynamic_lora_loading_path is not None:
-            children = functools.partial(sources.children, self._lora.dynamic_lora_loading_path, _CONFIG)
+        found = set(self.lora.adapters)
+        if self.lora.dynamic_lora_loading_path is not None:
+            children = functools.partial(sources.children, self.lora.dynamic_lora_loading_path, _CONFIG)
             found |= set(await _in(self._naming, children))
         return sorted(name for name in found if re.fullmatch(ADAPTER_NAME, name))
 
     async def check_listing(self) -> None:
         """Logs a warning if the adapters cannot be listed, and if there are none."""
-        if self._lora.dynamic_lora_loading_path is None:
+        if self.lora.dynamic_lora_loading_path is None:
             return  # a downloader may know others
         try:
             if not await self._known():

@@ -16,7 +16,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.config.schema.sections import LoraConfig
 from penstock.engine import Engine
 from penstock.errors import AdapterBroken, BadRequest, Error, ModelNotFound, Overloaded
 from penstock.layers.adapters.source import Source
@@ -49,18 +48,16 @@ class Version:
 class Store:
     """At most `max_num_adapters_per_replica` in the engine, and one more while it replaces another."""
 
-    def __init__(
-        self, engine: Engine, source: Source, config: LoraConfig, changed: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, source: Source, changed: Callable[[], None] = lambda: None) -> None:
         """changed: called when an adapter has been loaded or evicted."""
         self._engine = engine
         self._source = source
-        self._config = config
-        self._limit = config.max_num_adapters_per_replica
-        self._changed = changed or (lambda: None)
+        self._config = source.lora
+        self._limit = self._config.max_num_adapters_per_replica
+        self._changed = changed
         self._current: OrderedDict[str, Version] = OrderedDict()
         """The version that a new request gets; least recently used first."""
-        self._pinned: set[str] = set(config.pinned)
+        self._pinned: set[str] = set(self._config.pinned)
         self._failures: dict[str, tuple[float, Error]] = {}
         self._refreshing: set[str] = set()
         self._numbers = itertools.count(1)

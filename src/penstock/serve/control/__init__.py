@@ -1,6 +1,6 @@
 """Control: the desired state of every model's replicas, and how they come to it.
 
 In order: `deployment` (what is called), `operations` (their arguments), `desired` (the state, in memory and
-on disk), `link` (to a follower), `followers` (replicas), `gateways`, `serve_watch` (of Serve), `time_sharing`
+on disk), `link` (to a follower), `followers` (replicas), `gateways` (and what Serve runs), `time_sharing`
 (models that share memory), and `state`, the messages between them.
 """

@@ -6,7 +6,7 @@ A deployment of one replica. Replicas and gateways keep a link to it. Requests d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,11 @@ from penstock.config.schema.settings import Settings
 from penstock.errors import BadRequest, Error, NotFound
 from penstock.openai.asgi_response import send_body, send_error
 from penstock.serve.control import link, operations
-from penstock.serve.control.desired import DesiredStates, Signal, file_name
+from penstock.serve.control.desired import DesiredStates, file_name
 from penstock.serve.control.followers import Followers
 from penstock.serve.control.gateways import Gateways
 from penstock.serve.control.link import FromFollower
 from penstock.serve.control.operations import CHANGES, SHIFT
-from penstock.serve.control.serve_watch import ServeWatch
 from penstock.serve.control.state import (
     NAME,
     TIMEOUT_S,
@@ -52,24 +51,21 @@ class LLMControl:
         name = file_name(context.gcs_address, app, context.get_session_name())
         file = Settings.read().cache_folder() / "control" / name
         await self.open(file, app, context.get_node_id(), ray.util.get_node_ip_address())
-        watching = self._watch.watch(self._gateways.models, self._forget)
-        self._watching = asyncio.create_task(watching)
+        self._watching = asyncio.create_task(self._gateways.watch(self._forget))
 
     async def open(self, file: Path, app: str, node_id: str, node_host: str) -> None:
         """Begins to listen for followers. file: of the desired state. app: the application's name."""
         self._app = app
-        self._changed = changed = Signal()
-        self._desired = DesiredStates(file, changed)
-        self._followers = Followers(self._desired, changed)
-        self._watch = ServeWatch(app, self._desired, changed)
-        self._gateways = Gateways(self._desired, changed, lambda: self._watch.wanted)
+        self._desired = DesiredStates(file)
+        self._followers = Followers(self._desired)
+        self._gateways = Gateways(self._desired, app)
         self._time_sharing = TimeSharing(self._desired, self._followers, self.perform)
         self._watching: asyncio.Task[None] | None = None
         self._listener = await PrivateListener.open(self._serve, NAME, node_id, node_host)
 
     async def close(self) -> None:
         """Ends the links."""
-        self._changed.close()
+        self._desired.changed.close()
         await self._listener.close(grace_s=0.2)
         self._desired.close()
 
@@ -140,7 +136,10 @@ class LLMControl:
         elif operation in CHANGES:
             results = await self._change(name, replica or "", operation, parsed, ids, timeout_s)
         else:
-            _refuse_unless_json(operation, arguments)
+            try:
+                msgspec.json.encode(arguments)
+            except (TypeError, ValueError) as error:
+                raise BadRequest(f"{operation}: the arguments must be values of JSON: {error}.") from error
             results = await self._followers.command(name, ids, operation, arguments, timeout_s)
         return {"model": name, "ok": not any("error" in one for one in results.values()), "replicas": results}
 
@@ -154,7 +153,13 @@ class LLMControl:
         """The application's own name, or "", moves the model back."""
         application = "" if application == self._app else application
         if application:
-            await asyncio.to_thread(_check_application, model, application)
+            name, known = deployment_name(model), (await asyncio.to_thread(serve.status)).applications
+            if application not in known or name not in known[application].deployments:
+                raise BadRequest(
+                    f"There is no application '{application}' with the deployment '{name}'; "
+                    f"there are {', '.join(known)}.",
+                    param="application",
+                )
         return await self._gateways.shift(model, application, timeout_s)
 
     async def _change(
@@ -206,28 +211,9 @@ class LLMControl:
         """In an update the next control goes on with the state; the application's end removes it."""
         if self._watching is not None:
             self._watching.cancel()
-        if await self._watch.is_ending():
+        if await self._gateways.is_app_ending():
             self._desired.remove()
         await self.close()
-
-
-def _check_application(model: str, application: str) -> None:
-    """Blocks. Raises: BadRequest when it does not serve the model."""
-    name = deployment_name(model)
-    known = serve.status().applications
-    if application not in known or name not in known[application].deployments:
-        raise BadRequest(
-            f"There is no application '{application}' with the deployment '{name}'; "
-            f"there are {', '.join(known)}.",
-            param="application",
-        )
-
-
-def _refuse_unless_json(operation: str, arguments: Mapping[str, Any]) -> None:
-    try:
-        msgspec.json.encode(arguments)
-    except (TypeError, ValueError) as error:
-        raise BadRequest(f"{operation}: the arguments must be values of JSON: {error}.") from error
 
 
 def _shown(desired: DesiredState) -> dict[str, Any]:

@@ -64,10 +64,11 @@ def file_name(gcs_address: str, app: str, session: str) -> str:
 class DesiredStates:
     """By model and replica. The file is a small SQLite database; one process at a time."""
 
-    def __init__(self, file: Path, changed: Signal) -> None:
+    def __init__(self, file: Path) -> None:
         """Also removes the files of earlier clusters at this address. Without a disk it works in memory."""
         self._file = file
-        self._changed = changed
+        self.changed = Signal()
+        """Sent at each change here, and of what followers report."""
         try:
             self._open(file)
         except (OSError, sqlite3.Error) as error:  # followers cannot do without control
@@ -101,7 +102,7 @@ class DesiredStates:
         """For `wanted.replica`, or for the whole model. Returns the same with its version."""
         desired = msgspec.structs.replace(wanted, version=self.version + 1)
         self._write(model, desired)
-        self._changed.send()
+        self.changed.send()
         return desired
 
     def recover(self, model: str, replica: str, reported: DesiredState) -> None:

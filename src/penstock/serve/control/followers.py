@@ -94,9 +94,8 @@ class _Replica(Presence):
 class Followers:
     """By model and replica."""
 
-    def __init__(self, desired: DesiredStates, changed: Signal) -> None:
+    def __init__(self, desired: DesiredStates) -> None:
         self._desired = desired
-        self._changed = changed
         self._models: dict[str, dict[str, _Replica]] = {}
         self._numbers = itertools.count(time.time_ns())  # no earlier control has used them
         self._outcomes: dict[int, dict[str, Outcome]] = {}
@@ -106,9 +105,9 @@ class Followers:
         replicas = self._models.setdefault(status.model, {})
         if status.replica not in replicas:
             replicas[status.replica] = _Replica(status)
-            self._changed.send()
+            self._desired.changed.send()
         elif replicas[status.replica].hear(status):
-            self._changed.send()
+            self._desired.changed.send()
         self._desired.recover(status.model, status.replica, status.desired)
 
     def updates(self, model: str, replica: str) -> AsyncGenerator[Update]:
@@ -122,7 +121,7 @@ class Followers:
             follower.commands.clear()
             follower.sent_version = update.desired.version
 
-        return follower.updates(self._changed, due, sending)
+        return follower.updates(self._desired.changed, due, sending)
 
     def _due(self, model: str, status: ReplicaStatus) -> DesiredState:
         others = (self._models[model][one] for one in self.living(model) if one != status.replica)
@@ -131,7 +130,7 @@ class Followers:
 
     async def wait_for_first(self) -> None:
         """After a restart of control, replicas report within a second."""
-        await self._changed.wait_for(lambda: self._models, _FIRST_S)
+        await self._desired.changed.wait_for(lambda: self._models, _FIRST_S)
 
     def forget(self, model: str) -> None:
         """For a model that has left the application, and has no replica."""
@@ -186,7 +185,7 @@ class Followers:
         outcomes = self._outcomes[command.id] = {}
         for one in ids:
             self._models[model][one].commands.append(command)
-        self._changed.send()
+        self._desired.changed.send()
         try:
             return await self.outcomes(model, ids, outcomes.get, timeout_s, "It may still end.")
         finally:
@@ -196,7 +195,7 @@ class Followers:
         """Records a command's outcome."""
         if command in self._outcomes:
             self._outcomes[command][replica] = outcome
-            self._changed.send()
+            self._desired.changed.send()
 
     async def outcomes(
         self,
@@ -215,7 +214,7 @@ class Followers:
                     found[one] = outcome(one) or {"error": _GONE}
             return len(found) == len(ids)
 
-        await self._changed.wait_for(is_complete, timeout_s)
+        await self._desired.changed.wait_for(is_complete, timeout_s)
         missing = {"error": f"No answer within {timeout_s:g} s. {late}"}
         return {one: found.get(one, missing) for one in ids}
 

@@ -1,15 +1,32 @@
-"""The gateways that follow control: which application's replicas answer for each model."""
+"""The gateways that follow control: whose replicas answer for each model, and how many of them Serve runs.
+
+Both follow from the desired state and from Serve's status.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
-from penstock.serve.control.desired import DesiredStates, Signal
+from ray import serve
+from ray.serve.schema import ApplicationStatusOverview
+
+from penstock.config.derive.serve_options import deployment_name
+from penstock.serve.control.desired import DesiredStates
 from penstock.serve.control.followers import Presence
 from penstock.serve.control.operations import SHIFT, Shift
 from penstock.serve.control.state import GatewayStatus, Outcome, Routes, RouteStatus
 
+log = logging.getLogger(__name__)
+
 _LATER = "The change continues; ask again."
+_LOOK_S, _GAP_S = 10.0, 1.0  # between two looks at Serve's status without a change, and at least
+_END_S = 0.5  # Serve kills control a second after it has asked it to end
+_LEAVING = {"STOPPING", "STOPPED"}
+_FAILING = {"UNHEALTHY", "DEPLOY_FAILED"}
+
+Applications = Mapping[str, ApplicationStatusOverview]
 
 
 class _Gateway(Presence):
@@ -27,16 +44,15 @@ class _Gateway(Presence):
 
 
 class Gateways:
-    """By id."""
+    """By id, of one application."""
 
-    def __init__(
-        self, desired: DesiredStates, changed: Signal, wanted: Callable[[], dict[str, int]] = dict
-    ) -> None:
-        """wanted: as in `Routes`."""
+    def __init__(self, desired: DesiredStates, app: str) -> None:
+        """app: the application's name."""
         self._desired = desired
-        self._changed = changed
-        self._wanted = wanted
+        self._app = app
         self._gateways: dict[str, _Gateway] = {}
+        self.wanted: dict[str, int] = {}
+        """Replicas that Serve runs or starts for a model; while some fail, at least as many as before."""
 
     def hear(self, status: GatewayStatus) -> None:
         """Records a gateway's report."""
@@ -44,7 +60,7 @@ class Gateways:
         known = self._gateways.setdefault(status.gateway, _Gateway(status))
         if known.status != status:
             known.status = status
-            self._changed.send()
+            self._desired.changed.send()
 
     def models(self) -> set[str]:
         """The models of all gateways."""
@@ -53,7 +69,7 @@ class Gateways:
     def updates(self, gateway: str) -> AsyncGenerator[Routes]:
         """For a gateway that was heard."""
         return self._gateways[gateway].updates(
-            self._changed, lambda: Routes(self._desired.routes(), self._wanted())
+            self._desired.changed, lambda: Routes(self._desired.routes(), self.wanted)
         )
 
     async def shift(self, model: str, application: str, timeout_s: float) -> dict[str, Outcome]:
@@ -64,7 +80,56 @@ class Gateways:
             living = {one: each for one, each in self._gateways.items() if not each.gone}
             return {one: each.outcome(model, application) for one, each in living.items()}
 
-        await self._changed.wait_for(
+        await self._desired.changed.wait_for(
             lambda: all("result" in outcome for outcome in outcomes().values()), timeout_s
         )
         return outcomes()
+
+    # -- Serve's status
+
+    async def watch(self, forget: Callable[[Iterable[str]], None]) -> None:
+        """Asks Serve after each change, for ever. forget: called with all deployments that Serve has."""
+        changed = self._desired.changed
+        while True:
+            routes = self._desired.routes()  # before the status, which may be older than later ones
+            sent = changed.sent
+            try:
+                found = (await asyncio.to_thread(serve.status)).applications
+                if self._app in found:
+                    self.see(found, routes)
+                    forget({name for one in found.values() for name in one.deployments})
+            except Exception:  # Serve's and Ray's: its controller is restarted
+                log.info("Serve's status cannot be read now", exc_info=True)
+            await changed.wait_for(lambda sent=sent: changed.sent != sent, _LOOK_S)
+            await asyncio.sleep(_GAP_S)
+
+    async def is_app_ending(self) -> bool:
+        """Whether Serve says that the application is being deleted."""
+        try:
+            async with asyncio.timeout(_END_S):
+                found = (await asyncio.to_thread(serve.status)).applications
+        except Exception:  # Serve's and Ray's: it is busy, or all ends
+            return False
+        return self._app not in found or found[self._app].status == "DELETING"
+
+    def see(self, found: Applications, routes: Mapping[str, str]) -> None:
+        """Takes over Serve's status. routes: those known before it was asked."""
+        for model, application in routes.items():
+            is_same = self._desired.get(model).application == application
+            if is_same and (application not in found or found[application].status == "DELETING"):
+                log.warning("%s: application %s has been deleted; this one answers.", model, application)
+                self._desired.change(model, "", SHIFT, Shift(""))
+        counts = {model: self._count(found, model) for model in self.models()}
+        wanted = {model: count for model, count in counts.items() if count is not None}
+        if wanted != self.wanted:
+            self.wanted = wanted
+            self._desired.changed.send()
+
+    def _count(self, found: Applications, model: str) -> int | None:
+        application = found.get(self._desired.get(model).application or self._app)
+        deployment = application.deployments.get(deployment_name(model)) if application else None
+        if deployment is None:
+            return None
+        states = deployment.replica_states.items()
+        count = sum(number for state, number in states if state not in _LEAVING)
+        return max(count, self.wanted.get(model, 0)) if deployment.status in _FAILING else count

@@ -25,9 +25,8 @@ from penstock.openai import errors
 from penstock.serve.control.state import FOLLOW_S, GONE_S, Done, GatewayStatus, ReplicaStatus, Routes, Update
 from penstock.serve.http import direct_writer
 from penstock.serve.http.private_listener import ListenerClient
-from penstock.transport import headers
 from penstock.transport.connection import ReplicaConnection
-from penstock.transport.link import read, read_lines
+from penstock.transport.link import CHUNKED, read, read_lines, request_head
 
 log = logging.getLogger(__name__)
 
@@ -206,7 +205,6 @@ class ControlLink:
     async def _open(self, path: str, body: bytes | None = None) -> ReplicaConnection:
         """A connection on which the request was sent; without a body, that follows in chunks."""
         address, connection = await self._client.connect(_FIND_S)
-        own = headers.own(address.secret, "", headers.request_id(None))
-        size = None if body is None else len(body)
-        connection.request(headers.to_replica("POST", path.encode(), [], own, size), body or b"")
+        length = CHUNKED if body is None else (b"content-length", b"%d" % len(body))
+        connection.request(request_head("POST", path, address.secret, "", length), body or b"")
         return connection

@@ -21,7 +21,8 @@ GONE_S = 3 * FOLLOW_S
 TIMEOUT_S = 300.0
 """Limit of an operation that gives none."""
 
-Actual = Literal["starting", "ready", "asleep", "paused"]
+Started = Literal["ready", "asleep", "paused"]
+Actual = Literal["starting"] | Started
 
 Outcome = dict[str, Any]
 """`{"result": ...}` or `{"error": sentence}`."""

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import Unavailable
@@ -21,24 +22,18 @@ from penstock.serve.control.state import ReplicaStatus, SharingGroup
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, slots=True)
 class TimeSharing:
-    """For all groups of an application."""
+    """For all groups of an application. perform: as `LLMControl.perform`."""
 
-    def __init__(
-        self,
-        desired: DesiredStates,
-        followers: Followers,
-        perform: Callable[..., Awaitable[dict[str, Any]]],
-    ) -> None:
-        """perform: as `LLMControl.perform`."""
-        self._desired = desired
-        self._followers = followers
-        self._perform = perform
-        self._groups: dict[str, SharingGroup] = {}
-        self._models: dict[str, str] = {}
-        self._switching: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._woken: dict[str, float] = {}
-        self._used: dict[str, float] = {}
+    _desired: DesiredStates
+    _followers: Followers
+    _perform: Callable[..., Awaitable[dict[str, Any]]]
+    _groups: dict[str, SharingGroup] = field(default_factory=dict[str, SharingGroup])
+    _models: dict[str, str] = field(default_factory=dict[str, str])
+    _switching: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    _woken: dict[str, float] = field(default_factory=dict[str, float])
+    _used: dict[str, float] = field(default_factory=dict[str, float])
 
     def hear(self, status: ReplicaStatus) -> None:
         """A replica's report. A model that is new to its group starts asleep when the group is full."""

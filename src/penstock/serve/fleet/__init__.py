@@ -1,5 +1,5 @@
 """What a gateway knows of replicas. It decides nothing.
 
 In order: `membership` (Serve's list), `links` (their reports), `table` (which may take a request), `replica`
-(one of them), `candidates`, `adapter_index` and `indexed_set` (what routing policies read).
+(one of them), `candidates` (what routing policies read).
 """

@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.fleet.table import Table
-from penstock.transport import headers, link
+from penstock.transport import link
 from penstock.transport.pool import Pool
 
 log = logging.getLogger(__name__)
@@ -75,8 +75,7 @@ class ReplicaLinks:
         pool = self._pools.get(replica)
         if pool is None:
             raise ConnectionAbortedError("it has left")
-        own = headers.own(replica.address.secret, self._gateway_id, headers.request_id(None))
-        head = headers.to_replica("GET", path.encode(), [], own, 0)
+        head = link.request_head("GET", path, replica.address.secret, self._gateway_id)
         async with asyncio.timeout(limit_s):
             connection = await pool.acquire()
             try:

@@ -5,7 +5,6 @@ The table keeps these up to date; routing policies only read them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.transport.address import Address
@@ -95,9 +94,6 @@ class Tried:
 
     def __contains__(self, replica: object) -> bool:
         return isinstance(replica, Replica) and self._reports.get(replica) == replica.reports
-
-    def __iter__(self) -> Iterator[Replica]:
-        return (replica for replica in self._reports if replica in self)
 
     def __len__(self) -> int:
         return len(self._reports)

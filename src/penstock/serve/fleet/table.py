@@ -134,7 +134,7 @@ class Table:
         replica.batch += batch
         self._settle(model, replica)
         if adapter:
-            model.candidates.holders.request_sent(replica, adapter)
+            model.candidates.holders.add_use(replica, adapter)
         return Lease(replica, tokens, replica.reports, adapter, batch)
 
     def release(self, lease: Lease) -> None:
@@ -148,7 +148,7 @@ class Table:
         model.leases -= 1
         self._settle(model, replica)
         if lease.adapter:
-            model.candidates.holders.request_ended(replica, lease.adapter)
+            model.candidates.holders.end_use(replica, lease.adapter)
 
     def _set_state(self, replica: Replica, state: str) -> None:
         if replica.state == "gone":

@@ -2,5 +2,5 @@
 
 In the order of a request: `app`, `request`, `auth`, `routes`, `body`, `catalogue`, `stored_responses`,
 `routing_features`, `dispatch`, `admission`, `relay`, `response`. Beside it `own_answers`, `admin`,
-`adapter_listing`, `description/` and `telemetry/`.
+`openapi` with `page.html`, and `telemetry/`.
 """

@@ -103,24 +103,19 @@ class AdmissionQueue:
         """
         times.begin(PICK)
         if tried or only or not self._ahead(tier):
-            now = asyncio.get_running_loop().time()
-            pick = self._pick(asked, tried, only, now, tier)
+            candidates = self._table.candidates(self._model.id, tried, batch=tier == FLEX)
+            if only is not None:
+                pick = Pick(only, "kept") if only in candidates else None
+            else:
+                pick = self._policy.pick(asked, candidates, asyncio.get_running_loop().time())
             if pick is not None:
-                return self._lease(asked, pick, now, tier)
+                return self._lease(asked, pick, tier)
         if not patient and all(replica in tried for replica in self._table.ready(self._model.id)):
             raise self._unavailable()
         if not tried or not (self._wait_s or self._model.max_queued_requests):
             self._make_room(tier, only)
         times.begin(QUEUE)
         return await self._wait(asked, tried, only, tier)
-
-    def _pick(
-        self, asked: RoutingRequest, tried: Tried, only: Replica | None, now: float, tier: Tier
-    ) -> Pick | None:
-        candidates = self._table.candidates(self._model.id, tried, batch=tier == FLEX)
-        if only is None:
-            return self._policy.pick(asked, candidates, now)
-        return Pick(only, "kept") if only in candidates else None
 
     def release(self, lease: Lease) -> None:
         """The request has ended; the next one in the queue may go."""
@@ -147,10 +142,10 @@ class AdmissionQueue:
         if len(self) and not self._table.candidates(self._model.id).ready:
             self._wake()  # it fell asleep, or was lost, while they waited
 
-    def _lease(self, asked: RoutingRequest, pick: Pick, now: float, tier: Tier) -> Lease:
+    def _lease(self, asked: RoutingRequest, pick: Pick, tier: Tier) -> Lease:
         self._metrics.picked(pick.why)
         if self._learns is not None:
-            self._learns.sent(asked, pick.replica, now)
+            self._learns.sent(asked, pick.replica, asyncio.get_running_loop().time())
         tokens = max(0, asked.tokens - pick.saved_tokens)
         return self._table.acquire(pick.replica, tokens, asked.adapter, tier == FLEX)
 
@@ -182,9 +177,8 @@ class AdmissionQueue:
 
     async def _wait(self, asked: RoutingRequest, tried: Tried, only: Replica | None, tier: Tier) -> Lease:
         waiter = _Waiter(asyncio.get_running_loop().create_future(), asked, tried, only, tier)
-        queue = (
-            self._returned if tried or only else self._by_tier[tier]
-        )  # one that waits for `only` blocks no other
+        # One that waits for `only` blocks no other.
+        queue = self._returned if tried or only else self._by_tier[tier]
         queue[waiter] = None
         self._set_timer(waiter)
         if not self._table.candidates(self._model.id).ready:
@@ -209,8 +203,7 @@ class AdmissionQueue:
         self._by_tier[waiter.tier].pop(waiter, None)
         if waiter.lease.done():
             return True  # cancelled or timed out at this very moment
-        now = asyncio.get_running_loop().time()
-        waiter.lease.set_result(self._lease(waiter.asked, Pick(replica, "queue"), now, waiter.tier))
+        waiter.lease.set_result(self._lease(waiter.asked, Pick(replica, "queue"), waiter.tier))
         return True
 
     def drain(self) -> None:

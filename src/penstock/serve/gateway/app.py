@@ -23,16 +23,14 @@ from penstock.metrics import GatewayFigures
 from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import admin, routes, stored_responses
-from penstock.serve.gateway.adapter_listing import Listing
 from penstock.serve.gateway.auth import Auth
 from penstock.serve.gateway.body import BodyBudget, RequestBody
 from penstock.serve.gateway.catalogue import Catalogue, ServedModel
-from penstock.serve.gateway.description.engine_documents import EngineDocuments
 from penstock.serve.gateway.dispatch import Choose, Dispatch, UpstreamRequest
-from penstock.serve.gateway.own_answers import JSON, OwnAnswers
+from penstock.serve.gateway.own_answers import JSON, Listing, OwnAnswers
 from penstock.serve.gateway.request import ClientRequest
 from penstock.serve.gateway.response import ClientResponse
-from penstock.serve.gateway.routes import Handler, Route
+from penstock.serve.gateway.routes import Handler
 from penstock.serve.gateway.telemetry import timing
 from penstock.serve.gateway.telemetry.process_totals import ProcessTotals
 from penstock.serve.gateway.telemetry.tracing import tracing
@@ -107,25 +105,21 @@ class Gateway:
             self._links,
             self._dispatch,
             self._figures if self._totals is None else self._totals.total,
-            EngineDocuments(table, self._links),
-            config.api_key is not None,
-            operate is not None and config.admin_key is not None,
-            jobs is not None,
+            self._auth,
         )
-        self._handlers: dict[Handler, Callable[[ClientRequest, Route, ClientResponse], Awaitable[None]]] = {
-            Handler.ENGINE: self._ask_engine,
-            Handler.ROOT: own.root,
-            Handler.DOCS: own.docs,
-            Handler.OPENAPI: own.openapi,
-            Handler.VERSION: own.version,
-            Handler.MODELS: own.models,
-            Handler.HEALTH: own.health,
-            Handler.ALIVE: own.alive,
-            Handler.METRICS: own.metrics,
-            Handler.ADMIN: self._administer,
-            Handler.JOBS: self._pass_to_jobs,
+        self._handlers: dict[Handler, PassOn | None] = {
+            "engine": self._ask_engine,
+            "root": own.root,
+            "docs": own.docs,
+            "openapi": own.openapi,
+            "version": own.version,
+            "models": own.models,
+            "health": own.health,
+            "alive": own.alive,
+            "metrics": own.metrics,
+            "admin": self._administer,
+            "jobs": jobs,
         }
-        self._jobs = jobs
         self._draining = False
 
     async def start(self) -> None:
@@ -177,7 +171,7 @@ class Gateway:
         try:
             error = await self._attempt(request, reply)
             if error is not None:
-                await reply.fail(error, request.advice(error))
+                await reply.fail(error)
         except ClientGone:
             request.gone = True
         except asyncio.CancelledError:  # by the server, which lost the client
@@ -219,11 +213,10 @@ class Gateway:
         return None
 
     async def _answer(self, request: ClientRequest, reply: ClientResponse) -> None:
-        route = self._auth.route(request)
-        request.route = route
-        if route.handler is Handler.JOBS:
+        request.route = route = self._auth.route(request)
+        if route.handler == "jobs":
             request.metrics = self._dispatch.metrics.model("").on(route.path)
-        elif route.handler is not Handler.ENGINE:
+        elif route.handler != "engine":
             request.metrics = None  # probes and listings are not requests to a model
         if request.method == "OPTIONS":
             await reply.whole(204, [(b"allow", route.allow.encode())], b"")
@@ -231,12 +224,14 @@ class Gateway:
             if request.writer is not None and not route.public:
                 request.writer.accept(body_in_time=True)
             routes.check_method(route, request.method)
-            await self._handlers[route.handler](request, route, reply)
+            handle = self._handlers[route.handler]
+            assert handle is not None  # else the route would be unknown
+            await handle(request, reply)
 
-    async def _ask_engine(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
+    async def _ask_engine(self, request: ClientRequest, reply: ClientResponse) -> None:
         fields, passing = request.fields, request.headers
         if self._tracing is not None:
-            request.trace = self._tracing.begin(request.facts(route), fields, request.timing)
+            request.trace = self._tracing.begin(request.facts(), fields, request.timing)
             passing = request.trace.passed_on(passing)
             reply.last = deque(maxlen=3)  # of a stream: its usage, an end of its protocol's, `[DONE]`
         request.timing.begin(timing.RECEIVE)
@@ -246,31 +241,30 @@ class Gateway:
             await content.read(request.receive, request.content_length, self._config.max_body_bytes)
             request.timing.begin(timing.GATEWAY)
             kind = fields.get(b"content-type", b"")
-            await content.look(kind, free=route.own)
+            await content.look(kind, free=request.route.own)
             if content.is_object and b"json" not in kind.lower():  # engines may go by it
                 passing = [*(field for field in passing if field[0] != b"content-type"), *JSON]
-            await self._pass_on(request, route, reply, passing, content)
+            await self._pass_on(request, reply, passing, content)
         finally:
             content.drop()
 
     async def _pass_on(
-        self,
-        request: ClientRequest,
-        route: Route,
-        reply: ClientResponse,
-        passing: Headers,
-        content: RequestBody,
+        self, request: ClientRequest, reply: ClientResponse, passing: Headers, content: RequestBody
     ) -> None:
+        route = request.route
         named = content.fields.model or request.queried("model")
         keeper = stored_responses.keeper(self._table, route, content.fields)
         if route.argument and keeper is None and not named and self._catalogue.default is None:
-            raise stored_responses.unknown(route.argument)
-        model, adapter = self._resolve(route, named or (keeper.model_id if keeper else None))
+            raise errors.NotFound(  # no model is the default that could know it
+                f"There is no response with the id '{route.argument[:200]}'.", param="response_id"
+            )
+        named = named or (keeper.model_id if keeper else None)
+        model, adapter = self._catalogue.resolve(named, route.path if route.own else None)
         if keeper is not None and keeper.model_id != model.id:
             raise stored_responses.lost()
         request.metrics = self._dispatch.metrics.model(model.id).on(route.path)
         reply.gaps = request.metrics.inter_token
-        tier = self._tier(request, route, content)
+        tier = self._tier(request, content)
         if content.fields.model == "":
             content.name_model(model.id)  # engines know no empty name
         method = "GET" if request.method == "HEAD" else request.method
@@ -279,31 +273,22 @@ class Gateway:
         )
         await request.while_connected(self._dispatch.answer(model.id, upstream, reply))
 
-    def _resolve(self, route: Route, named: str | None) -> tuple[ServedModel, str]:
-        if route.own:
-            return self._catalogue.resolve_for(route.path, named)
-        return self._catalogue.resolve(named)
-
-    async def _pass_to_jobs(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
-        assert self._jobs is not None
-        await self._jobs(request, reply)
-
-    def _tier(self, request: ClientRequest, route: Route, content: RequestBody) -> Tier:
+    def _tier(self, request: ClientRequest, content: RequestBody) -> Tier:
         """The request's class, which the body then names. Raises: BadRequest."""
         named = tiers.of_header(request.fields.get(link.TIER))
         if content.is_object:
-            named = named or tiers.of_body(content.fields.service_tier, route.path)
+            named = named or tiers.of_body(content.fields.service_tier, request.route.path)
         tier = named or tiers.DEFAULT
         if tier == tiers.PRIORITY and not self._config.priority_tier:
             tier = tiers.DEFAULT
         if content.is_object:
-            content.name_tier(tier if route.path == _RESPONSES else None)
+            content.name_tier(tier if request.route.path == _RESPONSES else None)
         return tier
 
-    async def _administer(self, request: ClientRequest, route: Route, reply: ClientResponse) -> None:
+    async def _administer(self, request: ClientRequest, reply: ClientResponse) -> None:
         """200 when all replicas have done it; 502 when one has not: the answer says which one and why."""
         assert self._operate is not None
-        operation, content = route.argument or "", RequestBody(self._bodies)
+        operation, content = request.route.argument or "", RequestBody(self._bodies)
         try:
             await content.read(request.receive, request.content_length, self._config.max_body_bytes)
             arguments = admin.arguments(operation, content.content, request.queried("model"))

@@ -12,7 +12,7 @@ from penstock.config import GatewayConfig
 from penstock.errors import NotFound, Unauthorized
 from penstock.serve.gateway import routes
 from penstock.serve.gateway.request import ClientRequest
-from penstock.serve.gateway.routes import Handler, Route
+from penstock.serve.gateway.routes import Route
 from penstock.serve.http.cors import PageFilter
 
 
@@ -25,12 +25,12 @@ class Auth:
         """paths: endpoints of users' server classes. administered: whether `/admin` can do anything.
         has_jobs: whether there are files and batches.
         """
-        self._has_jobs = has_jobs
+        self.has_jobs = has_jobs
         self._paths = paths
-        self._key = config.api_key.get_secret_value().encode() if config.api_key else None
-        self._admin_key = config.admin_key.get_secret_value().encode() if config.admin_key else None
-        self._administered = administered
-        self._pages = None if self._key else PageFilter(config)
+        self.key = config.api_key.get_secret_value().encode() if config.api_key else None
+        admin_key = config.admin_key.get_secret_value().encode() if config.admin_key else None
+        self.admin_key = admin_key if administered else None
+        self._pages = None if self.key else PageFilter(config)
 
     def route(self, request: ClientRequest) -> Route:
         """The route. Without the key only public ones are found, so that clients cannot tell others apart.
@@ -40,20 +40,20 @@ class Auth:
         try:
             route = routes.find(request.path, self._paths)
         except NotFound:
-            _check(request, self._key)
+            _check(request, self.key)
             raise
-        if route.handler is Handler.ADMIN:
-            if self._admin_key is None or not self._administered:
-                _check(request, self._key)
+        if route.handler == "admin":
+            if self.admin_key is None:
+                _check(request, self.key)
                 raise routes.unknown(request.path)
-            _check(request, self._admin_key)
+            _check(request, self.admin_key)
         elif route.public:
-            request.has_key = _has(request, self._key)
+            request.has_key = _has(request, self.key)
         else:
-            _check(request, self._key)
+            _check(request, self.key)
             if self._pages is not None:
                 self._pages.check(request.fields)
-        if route.handler is Handler.JOBS and not self._has_jobs:
+        if route.handler == "jobs" and not self.has_jobs:
             raise routes.unknown(request.path)
         return route
 
@@ -70,5 +70,6 @@ def _has(request: ClientRequest, wanted: bytes | None) -> bool:
 def _check(request: ClientRequest, wanted: bytes | None) -> None:
     if not _has(request, wanted):
         raise Unauthorized(
-            "The API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
+            "The API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
+            www_authenticate="Bearer",
         )

@@ -10,7 +10,7 @@ import asyncio
 import codecs
 import re
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from operator import attrgetter
 from typing import TypeVar
@@ -82,16 +82,16 @@ class BodyBudget:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
-        self._coming: OrderedDict[RequestBody, float] = OrderedDict()
-        """When each last made progress, oldest first."""
-        self._waiting: dict[str, set[RequestBody]] = {}
-        """Those that wait for a replica, by model."""
+        self.coming: OrderedDict[RequestBody, float] = OrderedDict()
+        """Incomplete ones: when each last made progress, oldest first."""
+        self.waiting: dict[RequestBody, str] = {}
+        """Complete ones that wait for a replica, and the model that it is of."""
 
     def take(self, size: int, body: RequestBody) -> None:
         """Reserves `size` more for `body`. Raises: Overloaded when that does not fit."""
         while self.used + size > self.limit:
-            slowest = next(iter(self._coming), None)
-            if slowest in (None, body) or time.monotonic() - self._coming[slowest] < _SLOW_S:
+            slowest = next(iter(self.coming), None)
+            if slowest in (None, body) or time.monotonic() - self.coming[slowest] < _SLOW_S:
                 slowest = self._largest(2 * max(body.expected, body.taken + size))
             if slowest is None:
                 raise self.full()
@@ -100,30 +100,18 @@ class BodyBudget:
 
     def _largest(self, least: int) -> RequestBody | None:
         """A body of at least `least` bytes that waits, of the model whose waiting bodies take most."""
-        bodies = max(self._waiting.values(), key=lambda bodies: sum(map(_taken, bodies)), default=())
+        taken = Counter[str]()
+        for body, model_id in self.waiting.items():
+            taken[model_id] += body.taken
+        most = max(taken, key=taken.__getitem__, default=None)
+        bodies = [body for body, model_id in self.waiting.items() if model_id == most]
         largest = max(bodies, key=_taken, default=None)
         return largest if largest is not None and largest.taken >= least else None
 
-    def wait(self, model_id: str, body: RequestBody) -> None:
-        """`body` is complete and waits for a replica of the model. Small ones are not worth looking at."""
-        if body.taken >= self.limit // _MOST_LOOKED_AT:
-            self._waiting.setdefault(model_id, set()).add(body)
-
-    def waited(self, model_id: str, body: RequestBody) -> None:
-        """It does not wait any more."""
-        bodies = self._waiting.get(model_id, set())
-        bodies.discard(body)
-        if not bodies:
-            self._waiting.pop(model_id, None)
-
     def progress(self, body: RequestBody) -> None:
         """`body` is incomplete and has just made progress."""
-        self._coming[body] = time.monotonic()
-        self._coming.move_to_end(body)
-
-    def complete(self, body: RequestBody) -> None:
-        """`body` is complete or was dropped. Safe to call twice."""
-        self._coming.pop(body, None)
+        self.coming[body] = time.monotonic()
+        self.coming.move_to_end(body)
 
     def full(self) -> NoRoom:
         """The error for requests that do not fit."""
@@ -156,29 +144,27 @@ class RequestBody:
         limit = min(limit, self._budget.limit)
         self.expected = content_length or 0
         _check(self.expected, limit)
-        if await self._receive(receive, limit):
-            await self._read_on(receive, limit)
-
-    async def _read_on(self, receive: Receive, limit: int) -> None:
-        """Reads the remaining pieces. Raises: as `read`."""
-        budget, begun, more = self._budget, 0, True
+        if not await self._receive(receive, limit):
+            return
+        budget, begun = self._budget, 0
         budget.progress(self)
         try:
-            while more:
-                more = await self._may_give_up(self._receive(receive, limit))
+            while await self._may_give_up(self._receive(receive, limit)):
                 if len(self.content) - begun >= limits.BODY_PROGRESS_BYTES:
                     begun = len(self.content)
                     budget.progress(self)
         finally:
-            budget.complete(self)
+            budget.coming.pop(self, None)
 
     async def while_waiting(self, model_id: str, replica: Awaitable[T]) -> T:
         """Awaits `replica`, a replica of the model. Raises: NoRoom when others need the memory."""
-        self._budget.wait(model_id, self)
+        budget = self._budget
+        if self.taken >= budget.limit // _MOST_LOOKED_AT:  # small ones are not worth looking at
+            budget.waiting[self] = model_id
         try:
             return await self._may_give_up(replica)
         finally:
-            self._budget.waited(model_id, self)
+            budget.waiting.pop(self, None)
 
     async def _may_give_up(self, wait: Awaitable[T]) -> T:
         """Awaits `wait`. Raises: NoRoom after `give_up`."""
@@ -212,7 +198,6 @@ class RequestBody:
 
     def give_up(self) -> None:
         """Ends the request while it waits: its memory is needed for others."""
-        self._budget.complete(self)
         self.drop()
         holder, self._holder = self._holder, None
         assert holder is not None
@@ -267,6 +252,7 @@ class RequestBody:
     def drop(self) -> None:
         """Releases the memory, and the fields, which are views of it. Safe to call twice."""
         self.content, self.fields = b"", Fields()
+        self._budget.coming.pop(self, None)
         self._budget.used -= self.taken
         self.taken = 0
 

@@ -98,13 +98,21 @@ class Catalogue:
         self.default = default_model or only
         """The name of the model of requests that name none; None where they must."""
 
-    def resolve(self, name: str | None) -> tuple[ServedModel, str]:
+    def resolve(self, name: str | None, path: str | None = None) -> tuple[ServedModel, str]:
         """The model and the adapter that `name` means: an id or alias, or `id:adapter`, longest id first.
 
-        Without a name, the default model; "" stands for no adapter.
-        Raises: ModelNotFound; BadRequest when no name is given and no model is the default, or when the model
-        takes no adapters.
+        Without a name, the default model; "" stands for no adapter. path: one that only some models have;
+        without a name, it means the only one that has it.
+        Raises: ModelNotFound; NotFound when the model does not have `path`; BadRequest when no name is given
+        and no model is the default, or when the model takes no adapters.
         """
+        if path is not None:
+            having = [model for model in self.models.values() if path in model.paths]
+            model, adapter = (having[0], "") if not name and len(having) == 1 else self.resolve(name)
+            if model not in having:
+                others = ", ".join(f"'{other.id}'" for other in having[:_NAMED])
+                raise NotFound(f"The model '{model.id}' has no path '{path}'; it is a path of {others}.")
+            return model, adapter
         if not name:
             if self.default is None:
                 raise BadRequest(f"The request names no model; name one of {self._known()}.", param="model")
@@ -127,25 +135,11 @@ class Catalogue:
                 param="model",
             )
         base = name
-        while base not in self._named:
-            base, colon, _ = base.rpartition(":")
-            if not colon:
-                raise self._not_found(name, self._known())
-        if name == f"{base}:":
+        while base and base not in self._named:
+            base = base.rpartition(":")[0]
+        if not base or name == f"{base}:":
             raise self._not_found(name, self._known())
         return self._named[base], name[len(base) + 1 :]
-
-    def resolve_for(self, path: str, name: str | None) -> tuple[ServedModel, str]:
-        """The same for a path that only some models have; without a name, the only one that has it.
-
-        Raises: NotFound when the model that `name` means does not have it.
-        """
-        having = [model for model in self.models.values() if path in model.paths]
-        model, adapter = (having[0], "") if not name and len(having) == 1 else self.resolve(name)
-        if model not in having:
-            others = ", ".join(f"'{other.id}'" for other in having[:_NAMED])
-            raise NotFound(f"The model '{model.id}' has no path '{path}'; it is a path of {others}.")
-        return model, adapter
 
     def show(
         self,

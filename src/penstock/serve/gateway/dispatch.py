@@ -243,37 +243,32 @@ class Dispatch:
 
     def figures(self, connections: Connections) -> GatewayFigures:
         """What this gateway has counted until now, and has open."""
-        self.metrics.connections.labels("waiting").set(connections.waiting)
-        self.metrics.connections.labels("active").set(connections.open - connections.waiting)
+        metrics, table = self.metrics, self._table
+        metrics.connections.labels("waiting").set(connections.waiting)
+        metrics.connections.labels("active").set(connections.open - connections.waiting)
         for reason, count in connections.counts.items():
-            closed = self.metrics.closed.labels(reason)
-            closed.inc(count - self._closed[reason])
+            metrics.closed.labels(reason).inc(count - self._closed[reason])
             self._closed[reason] = count
         for model_id, queue in self._queues.items():
-            self.metrics.open.labels(model_id).set(self._table.leases(model_id))
-            self.metrics.queued.labels(model_id).set(len(queue))
-            self.metrics.batch_queued.labels(model_id).set(queue.waiting(FLEX))
-            self._count_batch(model_id)
-            self.metrics.ready.labels(model_id).set(len(self._table.ready(model_id)))
-            wanted = self._table.wanted.get(model_id, len(self._table.members(model_id)))
-            self.metrics.wanted.labels(model_id).set(wanted)
-            self.metrics.failovers.labels(model_id)  # shown as 0 before the first
+            ready = table.ready(model_id)
+            limited = [one for one in ready if one.batch_limit is not None]  # others report nothing of batch
+            for gauge, value in (
+                (metrics.open, table.leases(model_id)),
+                (metrics.queued, len(queue)),
+                (metrics.batch_queued, queue.waiting(FLEX)),
+                (metrics.batch_limit, sum(one.batch_limit or 0 for one in limited)),
+                (metrics.batch, sum(one.batch for one in limited)),
+                (metrics.batch_requeued, sum(one.batch_requeued for one in limited)),
+                (metrics.ready, len(ready)),
+                (metrics.wanted, table.wanted.get(model_id, len(table.members(model_id)))),
+            ):
+                gauge.labels(model_id).set(value)
+            metrics.failovers.labels(model_id)  # shown as 0 before the first
             for other in self._fallbacks[model_id]:
-                self.metrics.fallbacks.labels(model_id, other)
+                metrics.fallbacks.labels(model_id, other)
             if self._models[model_id].adapter_slots:
-                self._count_adapters(model_id)
-        return self.metrics.figures()
-
-    def _count_batch(self, model_id: str) -> None:
-        """What replicas with a limit report of batch."""
-        limited = [one for one in self._table.ready(model_id) if one.batch_limit is not None]
-        metrics = self.metrics
-        metrics.batch_limit.labels(model_id).set(sum(one.batch_limit or 0 for one in limited))
-        metrics.batch.labels(model_id).set(sum(one.batch for one in limited))
-        metrics.batch_requeued.labels(model_id).set(sum(one.batch_requeued for one in limited))
-
-    def _count_adapters(self, model_id: str) -> None:
-        holders = self._table.candidates(model_id).holders
-        self.metrics.adapters.labels(model_id).set(holders.loaded_count)
-        self.metrics.adapter_loads.labels(model_id).inc(holders.loads - self._loads[model_id])
-        self._loads[model_id] = holders.loads
+                holders = table.candidates(model_id).holders
+                metrics.adapters.labels(model_id).set(holders.loaded_count)
+                metrics.adapter_loads.labels(model_id).inc(holders.loads - self._loads[model_id])
+                self._loads[model_id] = holders.loads
+        return metrics.figures()

@@ -53,26 +53,19 @@ async def ask(pool: Pool, head: bytes, body: RequestBody, reply: ClientResponse)
         except OSError as error:
             busy = isinstance(error, TimeoutError)  # it lives
             raise ReplicaFailed(f"cannot be reached: {error}", worked=sent and not busy) from error
+        reply.timing.begin(timing.REPLICA)
         try:
-            return await _exchange(pool, connection, head, body, reply)
+            stream = pool.multiplexer.attach(connection)  # one more header line, or none
+            connection.request(head[:-2] + stream + b"\r\n", body.content)
+            return await _pass_on(connection, reply)
         except ConnectionError as error:
             stale = isinstance(error, ConnectionResetError) and connection.exchanges > 1
             if sent or connection.heard or not stale:
                 raise ReplicaFailed(str(error), worked=True) from error
             sent = True  # on a stale connection, or the replica died of it: a new connection tells
-
-
-async def _exchange(
-    pool: Pool, connection: ReplicaConnection, head: bytes, body: RequestBody, reply: ClientResponse
-) -> None:
-    reply.timing.begin(timing.REPLICA)
-    try:
-        stream = pool.multiplexer.attach(connection)  # one more header line, or none
-        connection.request(head[:-2] + stream + b"\r\n", body.content)
-        await _pass_on(connection, reply)
-    finally:
-        pool.multiplexer.detach(connection)
-        pool.release(connection)
+        finally:
+            pool.multiplexer.detach(connection)
+            pool.release(connection)
 
 
 async def _pass_on(connection: ReplicaConnection, reply: ClientResponse) -> None:
@@ -88,7 +81,7 @@ async def _pass_on(connection: ReplicaConnection, reply: ClientResponse) -> None
     if reply.has_fallback and head.status in _CANNOT_NOW:
         raise EngineFailed(f"The engine answered {head.status}.")
     await reply.start(head.status, to_client(head.headers))
-    events = _Events()
+    events = Events()
     while not connection.exhausted:
         if whole := events.of(piece) if reply.streaming else piece:
             await reply.piece(whole)
@@ -98,7 +91,7 @@ async def _pass_on(connection: ReplicaConnection, reply: ClientResponse) -> None
     await reply.piece(events.rest + piece, more=False)
 
 
-async def _pour(connection: ReplicaConnection, reply: ClientResponse, events: _Events) -> None:
+async def _pour(connection: ReplicaConnection, reply: ClientResponse, events: Events) -> None:
     """Relays all but the end of a stream from one socket's callback to the other socket, without waking this
     task.
     """
@@ -116,7 +109,7 @@ async def _pour(connection: ReplicaConnection, reply: ClientResponse, events: _E
         writer.drained = None
 
 
-class _Events:
+class Events:
     """Splits a stream into whole events. rest: the start of the next one."""
 
     __slots__ = ("rest",)
@@ -125,15 +118,12 @@ class _Events:
         self.rest = b""
 
     def of(self, piece: bytes) -> bytes:
-        """Those that are complete with `piece`."""
-        if self.rest or not piece.endswith(_EVENT_ENDS):
-            piece, self.rest = whole_events(self.rest + piece)
-        return piece
-
-
-def whole_events(stream: bytes) -> tuple[bytes, bytes]:
-    """The complete events, and the start of the next one. What is too large to buffer passes through."""
-    if len(stream) > _MOST_HELD_BYTES:
-        return stream, b""
-    end = max(stream.rfind(mark) + len(mark) if mark in stream else 0 for mark in _EVENT_ENDS)
-    return stream[:end], stream[end:]
+        """Those that are complete with `piece`. What is too large to buffer passes through."""
+        if not self.rest and piece.endswith(_EVENT_ENDS):
+            return piece
+        stream, self.rest = self.rest + piece, b""
+        if len(stream) > _MOST_HELD_BYTES:
+            return stream
+        end = max(stream.rfind(mark) + len(mark) if mark in stream else 0 for mark in _EVENT_ENDS)
+        self.rest = stream[end:]
+        return stream[:end]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote
 
 from penstock.asgi import ClientGone, Receive, Scope, disconnected
-from penstock.errors import BadRequest, Error, MethodNotAllowed, Unauthorized
+from penstock.errors import BadRequest, Error
 from penstock.metrics import RouteMetrics
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.routes import Route, below
@@ -44,7 +44,7 @@ class ClientRequest:
         self.fields = dict(self.headers)
         self.id = headers.request_id(self.fields.get(headers.REQUEST_ID))
         self.timing = Timing()
-        self.route: Route | None = None
+        self.route: Route  # once it is found
         self.metrics: RouteMetrics | None = None
         self.trace: Trace | None = None
         self.gone = False
@@ -65,11 +65,11 @@ class ClientRequest:
             raise BadRequest(f"The content-length is not a number of at most {_LENGTH_DIGITS} digits.")
         return int(length)
 
-    def facts(self, route: Route) -> Mapping[str, str]:
+    def facts(self) -> Mapping[str, str]:
         """What spans say of it, by OpenTelemetry's names."""
         return {
             "http.request.method": self.method,
-            "http.route": route.path,
+            "http.route": self.route.path,
             "url.path": self.path,
             "penstock.request.id": self.id,
         }
@@ -109,18 +109,17 @@ class ClientRequest:
         finally:
             stop()
 
-    def advice(self, error: Error) -> Headers:
-        """Header fields that HTTP requires with some statuses."""
-        if isinstance(error, MethodNotAllowed) and self.route is not None:
-            return [(b"allow", self.route.allow.encode())]
-        return [(b"www-authenticate", b"Bearer")] if isinstance(error, Unauthorized) else []
-
     def account(self, reply: ClientResponse, error: Error | None) -> None:
         """Counts the request, and logs it when it failed."""
         seconds = time.monotonic() - self.timing.started_at
         status = "gone" if self.gone else "cut" if reply.broken else str(reply.status)
         if self.metrics is not None:
-            self._count(self.metrics, status, seconds, reply.streaming)
+            self.metrics.ended(status)
+            self.metrics.request.observe(seconds)
+            if self.timing.first_byte_s is not None:
+                self.metrics.overhead.observe(self.timing.overhead_s)
+                if reply.streaming:
+                    self.metrics.first_token.observe(self.timing.first_byte_s)
             if self.trace is not None:
                 last = b"".join(reply.last or ())
                 self.trace.end(self.metrics.model_id, status, reply.streaming, error, last)
@@ -128,14 +127,6 @@ class ClientRequest:
             self._log(log, logging.WARNING, status, seconds, error)
         elif access.isEnabledFor(logging.INFO):
             self._log(access, logging.INFO, status, seconds, error)
-
-    def _count(self, metrics: RouteMetrics, status: str, seconds: float, streamed: bool) -> None:
-        metrics.ended(status)
-        metrics.request.observe(seconds)
-        if self.timing.first_byte_s is not None:
-            metrics.overhead.observe(self.timing.overhead_s)
-            if streamed:
-                metrics.first_token.observe(self.timing.first_byte_s)
 
     def _log(self, to: logging.Logger, level: int, status: str, seconds: float, error: Error | None) -> None:
         """One line. Foreign and secret parts of an error appear only here, in the log."""
@@ -147,15 +138,14 @@ class ClientRequest:
             "status": status,
             "seconds": round(seconds, 3),
         }
-        cause = error.__cause__ if error else None
+        what, cause, trace = "", error.__cause__ if error else None, None
         if error is not None:
             facts |= {"code": error.code, "error": str(error), "cause": repr(cause) if cause else ""}
-        text = "%s %s: %s after %.3f s, model %r, request %s%s"
-        what = f": {error}" + (f" ({cause!r})" if cause else "") if error else ""
-        trace = cause if error is not None and error.code == Error.code else None
+            what = f": {error}" + (f" ({cause!r})" if cause else "")
+            trace = cause if error.code == Error.code else None
         to.log(
             level,
-            text,
+            "%s %s: %s after %.3f s, model %r, request %s%s",
             self.method,
             quote(self.path, safe=_SHOWN),  # decoded, it could end the line and forge the next one
             status,

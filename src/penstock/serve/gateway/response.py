@@ -104,12 +104,12 @@ class ClientResponse:
         await self.start(status, fields)
         await self.piece(body, more=False)
 
-    async def fail(self, error: Error, headers: Headers | None = None) -> None:
+    async def fail(self, error: Error) -> None:
         """Reports that the request failed, in whatever form is still possible."""
         self.broken = self.started
         if not self.started:
             body = self._form.envelope(error)
-            await self.whole(error.status, [*openai_errors.headers(error, body), *(headers or ())], body)
+            await self.whole(error.status, openai_errors.headers(error, body), body)
         elif self.streaming:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_WORD_S):

@@ -7,29 +7,18 @@ administration is under `/admin`, if an admin key is configured.
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from penstock.errors import MethodNotAllowed, NotFound
 from penstock.openai.paths import ENGINE_PATHS
 
-
-class Handler(enum.Enum):
-    """What answers a path."""
-
-    ENGINE = enum.auto()
-    ROOT = enum.auto()
-    DOCS = enum.auto()
-    OPENAPI = enum.auto()
-    VERSION = enum.auto()
-    MODELS = enum.auto()
-    HEALTH = enum.auto()
-    ALIVE = enum.auto()
-    METRICS = enum.auto()
-    ADMIN = enum.auto()
-    JOBS = enum.auto()
+Handler = Literal[
+    "engine", "root", "docs", "openapi", "version", "models", "health", "alive", "metrics", "admin", "jobs"
+]
+"""What answers a path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,47 +44,51 @@ class Route:
 
 _GET, _POST = ("GET",), ("POST",)
 _FIXED = (
-    *(Route(path, _POST, Handler.ENGINE) for path in ENGINE_PATHS),
-    Route("/tokenizer_info", _GET, Handler.ENGINE),
-    Route("/v1/models", _GET, Handler.MODELS),
-    Route("/health", _GET, Handler.HEALTH, public=True),
-    Route("/ping", _GET, Handler.HEALTH, public=True),  # what SageMaker asks
-    Route("/readyz", _GET, Handler.HEALTH, public=True),
-    Route("/livez", _GET, Handler.ALIVE, public=True),
-    Route("/-/healthz", _GET, Handler.ALIVE, public=True),  # what KubeRay asks on every node
-    Route("/version", _GET, Handler.VERSION),
-    Route("/metrics", _GET, Handler.METRICS),
-    Route("/", _GET, Handler.ROOT, public=True),
-    Route("/docs", _GET, Handler.DOCS, public=True),
-    Route("/openapi.json", _GET, Handler.OPENAPI),
-    Route("/v1/files", ("GET", "POST"), Handler.JOBS),
-    Route("/v1/batches", ("GET", "POST"), Handler.JOBS),
+    *(Route(path, _POST, "engine") for path in ENGINE_PATHS),
+    Route("/tokenizer_info", _GET, "engine"),
+    Route("/v1/models", _GET, "models"),
+    Route("/health", _GET, "health", public=True),
+    Route("/ping", _GET, "health", public=True),  # what SageMaker asks
+    Route("/readyz", _GET, "health", public=True),
+    Route("/livez", _GET, "alive", public=True),
+    Route("/-/healthz", _GET, "alive", public=True),  # what KubeRay asks on every node
+    Route("/version", _GET, "version"),
+    Route("/metrics", _GET, "metrics"),
+    Route("/", _GET, "root", public=True),
+    Route("/docs", _GET, "docs", public=True),
+    Route("/openapi.json", _GET, "openapi"),
+    Route("/v1/files", ("GET", "POST"), "jobs"),
+    Route("/v1/batches", ("GET", "POST"), "jobs"),
 )
 _ROUTES = {route.path: route for route in _FIXED}
 _WITH_ID = (
-    Route("/v1/responses/{id}", ("GET", "DELETE"), Handler.ENGINE),
-    Route("/v1/responses/{id}/cancel", _POST, Handler.ENGINE),
-    Route("/v1/responses/{id}/input_items", _GET, Handler.ENGINE),
-    Route("/v1/files/{id}", ("GET", "DELETE"), Handler.JOBS),
-    Route("/v1/files/{id}/content", _GET, Handler.JOBS),
-    Route("/v1/batches/{id}", _GET, Handler.JOBS),
-    Route("/v1/batches/{id}/cancel", _POST, Handler.JOBS),
+    Route("/v1/responses/{id}", ("GET", "DELETE"), "engine"),
+    Route("/v1/responses/{id}/cancel", _POST, "engine"),
+    Route("/v1/responses/{id}/input_items", _GET, "engine"),
+    Route("/v1/files/{id}", ("GET", "DELETE"), "jobs"),
+    Route("/v1/files/{id}/content", _GET, "jobs"),
+    Route("/v1/batches/{id}", _GET, "jobs"),
+    Route("/v1/batches/{id}/cancel", _POST, "jobs"),
 )
-_PATTERNS = [(re.compile(route.path.replace("{id}", "([A-Za-z0-9_-]{1,128})")), route) for route in _WITH_ID]
-_ONE_MODEL = Route("/v1/models/{id}", _GET, Handler.MODELS)
-_MODEL = "/v1/models/"
-_ADMIN = "/admin/"
+_ONE_MODEL = Route("/v1/models/{id}", _GET, "models")
+_ADMIN = Route("/admin/{operation}", _POST, "admin")
+_PATTERNS = (
+    *((re.compile(route.path.replace("{id}", "([A-Za-z0-9_-]{1,128})")), route) for route in _WITH_ID),
+    (re.compile("/v1/models/(.+)", re.DOTALL), _ONE_MODEL),
+    (re.compile("/admin/(status)"), replace(_ADMIN, methods=_GET)),
+    (re.compile("/admin/(.*)", re.DOTALL), _ADMIN),
+)
 
 ALL = (*_FIXED, *_WITH_ID, _ONE_MODEL)
 """Every path but those of administration and of models' server classes."""
 
-RESERVED = frozenset(route.path for route in _FIXED if route.handler is not Handler.ENGINE)
+RESERVED = frozenset(route.path for route in _FIXED if route.handler != "engine")
 """Paths that the gateway always answers itself."""
 
 
 def own(paths: Iterable[str]) -> dict[str, Route]:
     """Routes of models' own POST endpoints."""
-    return {path: Route(path, _POST, Handler.ENGINE, own=path not in _ROUTES) for path in paths}
+    return {path: Route(path, _POST, "engine", own=path not in _ROUTES) for path in paths}
 
 
 def find(path: str, added: Mapping[str, Route] | None = None) -> Route:
@@ -103,11 +96,6 @@ def find(path: str, added: Mapping[str, Route] | None = None) -> Route:
     route = _ROUTES.get(path) or (added or {}).get(path)
     if route is not None:
         return route
-    if path.startswith(_MODEL) and len(path) > len(_MODEL):
-        return replace(_ONE_MODEL, argument=path[len(_MODEL) :])
-    if path.startswith(_ADMIN):
-        methods = _GET if path == f"{_ADMIN}status" else _POST
-        return Route("/admin/{operation}", methods, Handler.ADMIN, argument=path[len(_ADMIN) :])
     for pattern, route in _PATTERNS:
         if match := pattern.fullmatch(path):
             return replace(route, argument=match[1])
@@ -122,7 +110,9 @@ def unknown(path: str) -> NotFound:
 def check_method(route: Route, method: str) -> None:
     """Raises: MethodNotAllowed, which lists the allowed methods."""
     if method not in route.methods and not (method == "HEAD" and "GET" in route.methods):
-        raise MethodNotAllowed(f"The method {method[:20]} is not allowed here; allowed are {route.allow}.")
+        raise MethodNotAllowed(
+            f"The method {method[:20]} is not allowed here; allowed are {route.allow}.", allow=route.allow
+        )
 
 
 def below(root_path: str, path: str) -> str:

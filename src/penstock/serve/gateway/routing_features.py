@@ -35,12 +35,11 @@ class FeatureReader:
         tokens = size // BYTES_PER_TOKEN
         if longest is not None and tokens > longest:
             tokens = longest  # an image, or a request that the engine will refuse
-        if not self._prompt and not self._session:
-            return RoutingRequest(adapter, tokens=tokens)
-        if not self._model.scales and len(self._table.members(self._model.id)) < 2:
-            return RoutingRequest(adapter, tokens=tokens)
-        session = _session(fields, headers, self._header) if self._session else ""
-        if not self._prompt:
+        is_read = (self._prompt or self._session) and (
+            self._model.scales or len(self._table.members(self._model.id)) > 1
+        )
+        session = _session(fields, headers, self._header) if is_read and self._session else ""
+        if not (is_read and self._prompt):
             return RoutingRequest(adapter, session, tokens)
         prompt = prompt_of(fields)
         seed = adapter + _text(fields.cache_salt)

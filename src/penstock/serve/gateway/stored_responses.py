@@ -42,11 +42,6 @@ def keeper(table: Table, route: Route, fields: Fields) -> Replica | None:
     return replica
 
 
-def unknown(response_id: str) -> NotFound:
-    """The error for an id that names no replica, where no model is the default that could know it."""
-    return NotFound(f"There is no response with the id '{response_id[:200]}'.", param="response_id")
-
-
 def lost() -> NotFound:
     """The error for a response whose replica is gone."""
     return NotFound(

@@ -15,6 +15,7 @@ import resource
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.serve.http import limits
@@ -30,16 +31,14 @@ class WaitingConnection(Protocol):
         ...
 
 
+@dataclass(eq=False, slots=True)
 class Peer:
     """One address: its connections that wait, oldest first, and the bytes of their heads."""
 
-    __slots__ = ("head_bytes", "key", "open", "waiting")
-
-    def __init__(self, key: str) -> None:
-        self.key = key
-        self.open = 0
-        self.waiting: OrderedDict[WaitingConnection, None] = OrderedDict()
-        self.head_bytes = 0
+    key: str
+    open: int = 0
+    waiting: OrderedDict[WaitingConnection, None] = field(default_factory=OrderedDict)
+    head_bytes: int = 0
 
 
 class Connections:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.asgi import Scope
@@ -24,31 +25,23 @@ def of(scope: Scope) -> DirectWriter | None:
     return scope.get("extensions", {}).get(EXTENSION)
 
 
+@dataclass(eq=False, slots=True)
 class DirectWriter:
     """For one response. uvicorn uses it as its transport; the head waits for the first bytes of the body.
 
     A write to a socket costs more than all of our Python around it, and wakes the client.
+    accept: see the method. finish: ends the connection after the answer.
     """
 
-    __slots__ = ("_accept", "_begun", "_cycle", "_finish", "_gone", "_head", "_loop", "_transport", "drained")
-
-    def __init__(
-        self,
-        cycle: RequestResponseCycle,
-        loop: asyncio.AbstractEventLoop,
-        accept: Callable[[bool], None],
-        finish: Callable[[], None],
-    ) -> None:
-        """accept: see the method. finish: ends the connection after the answer."""
-        self._accept = accept
-        self._finish = finish
-        self._cycle = cycle
-        self._loop = loop
-        self._transport = cycle.transport
-        self._begun = False
-        self._head: bytes | None = None
-        self._gone: Callable[[], None] | None = None
-        self.drained: Callable[[], None] | None = None  # called when the client has caught up
+    _cycle: RequestResponseCycle
+    _transport: asyncio.Transport
+    _loop: asyncio.AbstractEventLoop
+    _accept: Callable[[bool], None]
+    _finish: Callable[[], None]
+    _begun: bool = False
+    _head: bytes | None = None
+    _gone: Callable[[], None] | None = None
+    drained: Callable[[], None] | None = None  # called when the client has caught up
 
     # -- for the app
 

@@ -32,7 +32,7 @@ _NO_FILES_S = 0.2  # before the next try to accept a connection when this proces
 
 
 class SocketListener:
-    """Has the methods of asyncio's `Server` that uvicorn's server uses."""
+    """Accepts connections from its construction on, until `close`."""
 
     def __init__(self, sock: socket.socket, protocol: Callable[[], asyncio.Protocol], config: Config) -> None:
         sock.setblocking(False)
@@ -45,9 +45,13 @@ class SocketListener:
         self._connecting: set[asyncio.Task[None]] = set()
         self._listen()
 
+    @property
+    def is_closed(self) -> bool:
+        return self._socket.fileno() == -1
+
     def close(self) -> None:
         """Stops accepting. Safe to call twice."""
-        if self._socket.fileno() != -1:
+        if not self.is_closed:
             self._loop.remove_reader(self._socket)
             self._socket.close()
 
@@ -59,7 +63,7 @@ class SocketListener:
             await asyncio.wait(self._connecting)
 
     def _listen(self) -> None:
-        if self._socket.fileno() != -1:
+        if not self.is_closed:
             self._loop.add_reader(self._socket, self._accept)
 
     def _accept(self) -> None:

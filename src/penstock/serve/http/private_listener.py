@@ -61,24 +61,18 @@ class PrivateListener:
         return listener
 
     async def listen(self, app: ASGIApp, requests_per_turn: int | None = None) -> None:
-        """app: must refuse requests without the address's secret. requests_per_turn: as for `Port.open`."""
+        """app: must refuse requests without the address's secret. requests_per_turn: as for `Port`."""
         self._app, self._requests_per_turn = app, requests_per_turn
-        self._ports.append(await Port.open(app, self._unix, requests_per_turn=requests_per_turn))
+        self._ports.append(Port(app, self._unix, requests_per_turn=requests_per_turn))
 
     async def listen_on_network(self) -> None:
         """For processes on other nodes. Safe to call twice."""
-        sock, self._network = self._network, None
-        if sock is None:
-            return
-        try:
+        if self._network is not None:
+            connections, per_turn = Connections(), self._requests_per_turn
             self._ports.append(
-                await Port.open(
-                    self._app, sock, connections=Connections(), requests_per_turn=self._requests_per_turn
-                )
+                Port(self._app, self._network, connections=connections, requests_per_turn=per_turn)
             )
-        except BaseException:  # also when cancelled: the next call can try again
-            self._network = sock
-            raise
+            self._network = None
 
     async def address(self, node_id: str) -> dict[str, str | int | None]:
         """The address, for a process on `node_id`: the network port listens only if that is another node."""

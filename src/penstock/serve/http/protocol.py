@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import NoReturn, cast
 
 import httptools
@@ -16,7 +18,7 @@ import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from penstock.serve.http import limits, upgrade
+from penstock.serve.http import limits
 from penstock.serve.http.connection_limits import Connections, Peer, WorkLimiter
 from penstock.serve.http.direct_writer import EXTENSION, DirectWriter
 from penstock.serve.http.sockets import UNSENT_BYTES, is_own
@@ -29,6 +31,7 @@ _UNACCEPTED_SLICE_BYTES = 1024  # of chunks before the request is accepted
 _BAD_REQUEST = b"400 Bad Request"
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _END_OF_HEAD = b"\r\n\r\n"
+_FRAMING = (b"content-length", b"transfer-encoding")
 _TOO_MANY_CHUNKS = (
     f"The body has more than {limits.CHUNKS} chunks, of less than {limits.CHUNK_BYTES} bytes each."
 )
@@ -284,8 +287,35 @@ class BoundedProtocol(HttpToolsProtocol):
                 return self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as stop:
                 data = data[stop.args[0] :]
-                self.parser = upgrade.parser_after_head(self)
-                self.parser.feed_data(upgrade.framing(self.headers))
+                self._read_on_after_head()
+
+    def _read_on_after_head(self) -> None:
+        """Replaces the parser, which stops there, by one that has read a head with the same framing, so that
+        it finds the end of the body.
+        """
+        is_known = True
+
+        def unless_known(callback: Callable[..., None]) -> Callable[..., None]:
+            return lambda *part: None if is_known else callback(*part)
+
+        def headers_complete() -> None:
+            nonlocal is_known
+            if not is_known:
+                self.on_headers_complete()
+            is_known = False
+
+        callbacks = SimpleNamespace(
+            on_message_begin=unless_known(self.on_message_begin),
+            on_url=unless_known(self.on_url),
+            on_header=unless_known(self.on_header),
+            on_headers_complete=headers_complete,
+            on_body=self.on_body,
+            on_message_complete=self.on_message_complete,
+        )
+        self.parser = httptools.HttpRequestParser(callbacks)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        framing = [b"%b: %b\r\n" % field for field in self.headers if field[0] in _FRAMING]
+        self.parser.feed_data(b"".join([b"POST / HTTP/1.1\r\n", *framing, b"\r\n"]))
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= limits.PIPELINED:
@@ -333,7 +363,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if cast(Config, self.config).draining:
             self.cycle.keep_alive = False
-        writer = DirectWriter(self.cycle, self.loop, self.accept, self.finish)
+        writer = DirectWriter(self.cycle, self.transport, self.loop, self.accept, self.finish)
         self.cycle.transport = cast(asyncio.Transport, writer)
         self.scope["extensions"] = {EXTENSION: writer}  # pyright: ignore[reportGeneralTypeIssues]
         waiting = tuple(writer for writer in self._writers if not writer.over) if self.pipeline else ()

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
 from penstock.transport.headers import REQUEST_ID
@@ -23,17 +24,16 @@ _AT_ONCE = 2
 """Pieces never held: a chat stream opens with an event without text, the second has the first token."""
 
 
+@dataclass(eq=False)
 class Coalesced:
     """ASGI around `app`."""
 
-    def __init__(self, app: ASGIApp, pieces_per_s: float = _PIECES_PER_S) -> None:
-        self._app = app
-        self._pieces_per_s = pieces_per_s
-        self._streams = 0
+    _app: ASGIApp
+    _streams: int = 0
 
     def interval_s(self) -> float:
         """How long a stream's pieces are held now."""
-        return min(max(_LEAST_S, self._streams / self._pieces_per_s), _MOST_S)
+        return min(max(_LEAST_S, self._streams / _PIECES_PER_S), _MOST_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -48,23 +48,26 @@ class Coalesced:
         return None
 
 
+@dataclass(eq=False, slots=True)
 class _Response:
     """One response. `send` is called by one task, as in ASGI."""
 
-    def __init__(self, send: Send, interval_s: Callable[[], float]) -> None:
-        self._send = send
-        self._interval_s = interval_s
-        self._passed = 0
-        self._held: list[bytes] = []
-        self._held_bytes = 0
-        self._now = asyncio.Event()
-        self._flushing: asyncio.Task[None] | None = None
+    _send: Send
+    _interval_s: Callable[[], float]
+    _passed: int = 0
+    _held: list[bytes] = field(default_factory=list[bytes])
+    _held_bytes: int = 0
+    _now: asyncio.Event = field(default_factory=asyncio.Event)
+    _flushing: asyncio.Task[None] | None = None
 
     async def send(self, message: Message) -> None:
         if message["type"] != "http.response.body":
             await self._send(message)
         elif not message.get("more_body"):
-            await self._end(message)
+            self._now.set()
+            if self._flushing is not None:
+                await self._flushing  # raises what sending raised
+            await self._send(message)
         elif self._passed < _AT_ONCE:
             self._passed += 1
             await self._send(message)
@@ -85,12 +88,6 @@ class _Response:
             self._now.clear()
             body, self._held, self._held_bytes = b"".join(self._held), [], 0
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
-
-    async def _end(self, message: Message) -> None:
-        self._now.set()
-        if self._flushing is not None:
-            await self._flushing  # raises what sending raised
-        await self._send(message)
 
     def close(self) -> None:
         """Discards what is held when the app ends before its response has."""

@@ -3,76 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import socket
 import time
-from collections.abc import Generator
+from email.utils import formatdate
 from typing import Any, cast
 
-import uvicorn
+from uvicorn.server import ServerState
 
 from penstock.asgi import ASGIApp
 from penstock.errors import Unavailable
 from penstock.serve.http import limits
 from penstock.serve.http.connection_limits import Connections, WorkLimiter
 from penstock.serve.http.listener import SocketListener
-from penstock.serve.http.port_sharing import PortClaim, claim
 from penstock.serve.http.protocol import BoundedProtocol, Config
-from penstock.serve.http.sockets import BACKLOG, bind, raise_file_limit
+from penstock.serve.http.sockets import BACKLOG, PortClaim, bind, claim, raise_file_limit
 from penstock.serve.http.tls import Certificate
 from penstock.transport.address import KEEP_ALIVE_S
 
-_DATE_S = 1.0  # the `Date` of responses is in whole seconds
+log = logging.getLogger(__name__)
+
+_TICK_S = 1.0  # the `Date` of responses is in whole seconds
 _POLL_S = 0.05
-_SWEEP_S = 1.0
-
-
-class _Uvicorn(uvicorn.Server):
-    """Leaves signals to the process that embeds it, and accepting to `SocketListener`."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self._ending = asyncio.Event()
-
-    def end(self) -> None:
-        """`serve` returns once open requests have ended, or the config's time for them is over."""
-        self.should_exit = True
-        self._ending.set()
-
-    async def main_loop(self) -> None:
-        """uvicorn's own looks ten times a second whether to end."""
-        while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), _DATE_S)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup([])
-        listeners = [SocketListener(s, self._protocol, cast(Config, self.config)) for s in sockets or ()]
-        self.servers = cast(Any, listeners)
-
-    def _protocol(self) -> BoundedProtocol:
-        return BoundedProtocol(self.config, self.server_state, self.lifespan.state)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
 
 
 class Port:
     """A listening socket with an app behind it, on the running event loop."""
 
-    def __init__(self, config: Config, sock: socket.socket, claim: PortClaim | None) -> None:
-        self._config = config
-        self._server = server = _Uvicorn(config)
-        self._claim = claim
-        self._name = sock.getsockname()
-        self._task = asyncio.create_task(server.serve(sockets=[sock]))
-        public = config.connections is not None or config.certificate is not None
-        self._sweeps = asyncio.create_task(self._sweep()) if public else None
-
-    @classmethod
-    async def open(
-        cls,
+    def __init__(
+        self,
         app: ASGIApp,
         sock: socket.socket,
         claim: PortClaim | None = None,
@@ -80,7 +39,7 @@ class Port:
         certificate: Certificate | None = None,
         requests_per_turn: int | None = None,
         is_shared: bool = False,
-    ) -> Port:
+    ) -> None:
         """Listens on the bound `sock` and owns it from now on, with the claim of one that shares it.
 
         connections: bounds those of clients; the app accepts requests through their `DirectWriter`. Without
@@ -88,34 +47,25 @@ class Port:
         turn of the event loop, in place of `limits.REQUESTS_PER_TURN`. is_shared: several processes listen to
         `sock`.
         """
-        config = Config(
+        self._config = config = Config(
             cast(Any, app),
-            loop="none",
-            http=BoundedProtocol,
             ws="none",
-            lifespan="off",
             interface="asgi3",  # a bound method would be taken for an ASGI 2 app
             log_config=None,
             access_log=False,
-            server_header=False,
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
-            backlog=BACKLOG,
         )
+        config.load()
         config.connections, config.certificate = connections, certificate
         config.work = WorkLimiter(requests_per_turn or limits.REQUESTS_PER_TURN)
         config.is_shared = is_shared
+        self._state = ServerState()
+        self._claim = claim
+        self._name = sock.getsockname()
         sock.listen(BACKLOG)  # connections wait in the backlog from here on, none is refused
-        port = cls(config, sock, claim)
-        try:
-            while not port._server.started:
-                port.check()
-                await asyncio.sleep(0)
-        except BaseException:  # also when cancelled
-            port._task.cancel()
-            port._end_sweeps()
-            raise
-        return port
+        self._listener = SocketListener(sock, lambda: BoundedProtocol(config, self._state, {}), config)
+        self._ticking = asyncio.create_task(self._tick())
 
     @property
     def number(self) -> int:
@@ -124,8 +74,8 @@ class Port:
 
     def check(self) -> None:
         """Raises: Unavailable when nothing listens any more."""
-        if self._task.done():
-            raise Unavailable("The listening socket is closed.") from self._task.exception()
+        if self._listener.is_closed:
+            raise Unavailable("The listening socket is closed.")
 
     async def close(self, grace_s: float = 20.0, linger_s: float = 0.0) -> None:
         """Stops accepting, lets open requests finish within `grace_s`, cuts the rest.
@@ -133,40 +83,46 @@ class Port:
         linger_s: connections without a request stay open for so long after the last answer. A client that
         sends its next request just then is answered, with `Connection: close`.
         """
-        deadline = time.monotonic() + grace_s
-        for server in self._server.servers:
-            server.close()
+        deadline, state = time.monotonic() + grace_s, self._state
+        self._listener.close()
         if self._claim is not None:
             self._claim.close()
         self._config.draining = True
         await self._linger(linger_s, deadline)
-        self._config.timeout_graceful_shutdown = cast(int, max(0.0, deadline - time.monotonic()))
-        self._server.end()
+        for connection in list(state.connections):
+            connection.shutdown()
+        await asyncio.sleep(_POLL_S)
         try:
-            await self._task
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                while state.connections or state.tasks:  # noqa: ASYNC110 - uvicorn's sets
+                    await asyncio.sleep(_POLL_S)
+                await self._listener.wait_closed()
+        except TimeoutError:
+            log.error("%d requests are cut: their time to end is over.", len(state.tasks))
+            for task in state.tasks:
+                task.cancel()
         finally:
-            self._end_sweeps()
+            self._ticking.cancel()
 
-    def _end_sweeps(self) -> None:
-        if self._sweeps is not None:
-            self._sweeps.cancel()
-
-    async def _sweep(self) -> None:
+    async def _tick(self) -> None:
+        is_public = self._config.connections is not None or self._config.certificate is not None
         while True:
-            await asyncio.sleep(_SWEEP_S)
+            self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
             if self._config.certificate is not None:
                 self._config.certificate.refresh()
-            self._cut_late()
+            if is_public:
+                self._cut_late()
+            await asyncio.sleep(_TICK_S)
 
     def _cut_late(self) -> None:
-        """Not in `_sweep`, whose variables would hold the last connection and its request until the next."""
+        """Not in `_tick`, whose variables would hold the last connection and its request until the next."""
         before = asyncio.get_running_loop().time() - limits.HEAD_S
-        for connection in list(cast("set[BoundedProtocol]", self._server.server_state.connections)):
+        for connection in list(cast("set[BoundedProtocol]", self._state.connections)):
             if connection.since <= before:
                 connection.cut("timeout")
 
     async def _linger(self, linger_s: float, deadline: float) -> None:
-        connections = cast("set[BoundedProtocol]", self._server.server_state.connections)
+        connections = cast("set[BoundedProtocol]", self._state.connections)
         until = time.monotonic() + linger_s
         await asyncio.sleep(min(_POLL_S, linger_s))  # until those accepted last are among them
         while connections and (now := time.monotonic()) < min(until, deadline):
@@ -187,13 +143,13 @@ async def serve_on(
 ) -> Port:
     """Opens the public port.
 
-    connections, certificate: see `Port.open`.
+    connections, certificate: see `Port`.
     group: gateways of the same group, with the same `host`, listen to the same socket. is_shared: at the same
     time, not only while one succeeds another.
     Raises: ConfigError when the port is taken or the host is not one of this machine's.
     """
     raise_file_limit()
     if group is None:
-        return await Port.open(app, bind(host, port), connections=connections, certificate=certificate)
+        return Port(app, bind(host, port), connections=connections, certificate=certificate)
     sock, held = await claim(host, port, group)
-    return await Port.open(app, sock, held, connections, certificate, is_shared=is_shared)
+    return Port(app, sock, held, connections, certificate, is_shared=is_shared)

@@ -76,7 +76,9 @@ class ModelDeployment:
         if is_published(router):  # under the model's own id
             router = config.deployment_config.get("request_router_config")
         options["request_router_config"] = membership_router(published, router)
-        actor, own_secrets = _without_secrets(options.get("ray_actor_options") or {})
+        actor = dict(options.get("ray_actor_options") or {})
+        shown, own_secrets = without_secrets(actor.get("runtime_env") or {})  # Serve's state would show them
+        options["ray_actor_options"] = actor | ({"runtime_env": shown} if "runtime_env" in actor else {})
         secrets = {**without_secrets(runtime_env(config, environment.runtime_env()))[1], **own_secrets}
         bound = resolved(config, environment.nodes()).with_secrets(secrets)
         # Ray Serve has replicas report their load from their start, or never.
@@ -87,7 +89,6 @@ class ModelDeployment:
             made_of[2] = bound.model_copy(update={"aliases": []})  # gateways say which there are
         handles = {"preprocessor", "prefill"} & arguments.keys()
         made_of += [sorted(handles), {name: arguments[name] for name in arguments.keys() - handles}]
-        options["ray_actor_options"] = actor
         return version.deployment(self.server, options, made_of).bind(bound, **arguments)
 
 
@@ -125,11 +126,3 @@ def model_of(application: Application) -> Model:
             "Bind models with LLMServer.as_deployment().bind(llm_config), or give their LLMConfigs."
         )
     return _models[application]
-
-
-def _without_secrets(actor: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """An actor's options without secret variables, which Serve's state would show; and those variables."""
-    if "runtime_env" not in actor:
-        return dict(actor), {}
-    shown, secrets = without_secrets(actor["runtime_env"])
-    return {**actor, "runtime_env": shown}, secrets

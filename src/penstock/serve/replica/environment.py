@@ -36,11 +36,6 @@ def in_replica() -> bool:
     return True
 
 
-def is_alone() -> bool:
-    """Whether this process is a replica of Serve that belongs to no gang."""
-    return in_replica() and serve.get_replica_context().gang_context is None
-
-
 def prepare(config: LLMConfig) -> None:
     """Ties a replica to its raylet, has it wait for its engine, and sets what that one's processes inherit.
 

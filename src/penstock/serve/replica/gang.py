@@ -14,7 +14,7 @@ import secrets
 import time
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import ray
@@ -33,12 +33,8 @@ _JOIN_S = 120.0
 """For all members to start their processes; Serve has already reserved their resources."""
 
 
-class LeaderAddress(NamedTuple):
-    """Where the leader listens, and the secret that it expects."""
-
-    host: str
-    port: int
-    secret: str
+LeaderAddress = tuple[str, int, str]
+"""Where the leader listens: host and port, and the secret that it expects."""
 
 
 class Rendezvous:
@@ -113,14 +109,14 @@ class GangLink:
             await self._receive(reader)
 
         self._server = await asyncio.start_server(accept, self.gang.host, 0)
-        return LeaderAddress(self.gang.host, self._server.sockets[0].getsockname()[1], secret)
+        return self.gang.host, self._server.sockets[0].getsockname()[1], secret
 
     # -- the others
 
-    async def connect(self, first: LeaderAddress) -> None:
+    async def connect(self, host: str, port: int, secret: str) -> None:
         """Raises: OSError when the leader has gone."""
-        reader, writer = await asyncio.open_connection(first.host, first.port)
-        writer.write(f"{self.gang.rank} {first.secret}\n".encode())
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(f"{self.gang.rank} {secret}\n".encode())
         self._writers[0] = writer
         self._receiving = asyncio.create_task(self._receive(reader))
 
@@ -188,7 +184,7 @@ async def _meet(gang_link: GangLink, gang_id: str, model_id: str) -> None:
         async with asyncio.timeout(_JOIN_S):
             meeting: Any = ray.remote(num_cpus=0)(Rendezvous).options(**options).remote()
             if gang_link.gang.rank:
-                await gang_link.connect(LeaderAddress(*await meeting.find.remote()))
+                await gang_link.connect(*await meeting.find.remote())
             else:
                 await meeting.open.remote(await gang_link.listen())
                 await gang_link.complete.wait()

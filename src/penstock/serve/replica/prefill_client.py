@@ -48,7 +48,7 @@ _WARM_LIMIT_S = 60.0
 
 
 class PrefillClient:
-    """For one model; `layers.prefill` calls it."""
+    """Follows the prefill replicas of one model; `layers.prefill` calls it."""
 
     def __init__(
         self,
@@ -71,14 +71,7 @@ class PrefillClient:
         no_queue = replace(self._card, max_queued_requests=0, max_queued_batch=0)
         self._dispatch, self._links = self._dispatch_to(self._table, no_queue, wait_s=0.0)
         self._warming: set[asyncio.Task[None]] = set()
-
-    async def start(self) -> None:
-        """Begins to follow the prefill replicas."""
-        membership.follow(prefill_name(self._model_id), self._handle, self._members)
-
-    async def ask(self, scope: Scope, body: bytes) -> bytes | None:
-        """A prefill replica's response, as work of the caller's class; None if there is none."""
-        return await self._ask(self._dispatch, scope, body)
+        membership.follow(prefill_name(self._model_id), handle, self._members)
 
     async def close(self) -> None:
         for task in self._warming:
@@ -96,7 +89,9 @@ class PrefillClient:
     async def _open_network(self, model_id: str) -> None:
         await self._handle.broadcast("listen_on_network").results_async()
 
-    async def _ask(self, dispatch: Dispatch, scope: Scope, body: bytes) -> bytes | None:
+    async def ask(self, scope: Scope, body: bytes, dispatch: Dispatch | None = None) -> bytes | None:
+        """A prefill replica's response, as work of the caller's class; None if there is none."""
+        dispatch = dispatch or self._dispatch
         path, fields, content = scope["path"], scope["headers"], RequestBody(BodyBudget(0))
         name = headers.request_id(dict(fields).get(headers.REQUEST_ID))
         adapter = adapter_of(scope)
@@ -138,7 +133,7 @@ class PrefillClient:
             async with asyncio.timeout(_WARM_LIMIT_S):
                 table.set_members(self._model_id, {address.replica_id: address})
                 prefill = msgspec.json.encode(for_prefill(_WARM_PATH, prompt))
-                answer = await self._ask(dispatch, _WARM_SCOPE, prefill)
+                answer = await self.ask(_WARM_SCOPE, prefill, dispatch)
                 if where := (asgi.parsed(answer or b"") or {}).get(WHERE):
                     fetch = msgspec.json.encode({**prompt, WHERE: where})
                     await ask(self._engine_app, _WARM_PATH, fetch)  # the time limit ends one from a dead peer

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,14 @@ from penstock.serve.control import operations
 from penstock.serve.control.link import ControlLink
 from penstock.serve.control.state import (
     NAME,
-    Actual,
     Command,
     DesiredState,
     Done,
     Outcome,
     ReplicaStatus,
     SharingGroup,
+    Started,
     Update,
-    Weights,
 )
 
 log = logging.getLogger(__name__)
@@ -43,44 +43,37 @@ _FIRST_S = 120.0
 """How long a replica that starts waits for control. Serve replaces one that hangs in some 20 s."""
 
 
+@dataclass(eq=False)
 class Reconciler:
-    """Of one engine. Performs its operations one after the other."""
+    """Of one engine. Performs its operations one after the other.
 
-    def __init__(
-        self,
-        engine: Engine,
-        start_engine: Callable[[], Awaitable[None]],
-        tell: Callable[[], None],
-        replica: str,
-        group: SharingGroup | None = None,
-        model: str = "",
-    ) -> None:
-        """tell: called when `actual` has changed. group: the models whose memory it shares."""
-        self._engine = engine
-        self._start_engine = start_engine
-        self._tell = tell
-        self._replica = replica
-        self._model = model
-        self._group = group
-        self.role = ""
-        """As in `ReplicaStatus`."""
-        self._requested_at = time.monotonic()
-        self._lock = asyncio.Lock()
-        self._transition: Actual | None = None
-        self._level = 0  # of the last sleep
-        self._link: ControlLink | None = None
-        self._following: asyncio.Task[None] | None = None
-        self._reconciling: asyncio.Task[None] | None = None
-        self._starting = True
-        self._latest: DesiredState | None = None  # that control has sent
-        self._desired = DesiredState()
-        self._version = 0
-        self._error = ""
-        self._unsupported = False
-        self._failed_at = 0.0
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self.started = asyncio.Event()
-        """Set once the engine has been started."""
+    tell: called when `actual` has changed. group: the models whose memory it shares. role: as in
+    `ReplicaStatus`. started: set once the engine has been started.
+    """
+
+    _engine: Engine
+    _start_engine: Callable[[], Awaitable[None]]
+    _tell: Callable[[], None]
+    _replica: str
+    _group: SharingGroup | None = None
+    _model: str = ""
+    role: str = ""
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    _requested_at: float = field(default_factory=time.monotonic)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _transition: Started | None = None
+    _level: int = 0  # of the last sleep
+    _link: ControlLink | None = None
+    _following: asyncio.Task[None] | None = None
+    _reconciling: asyncio.Task[None] | None = None
+    _starting: bool = True
+    _latest: DesiredState | None = None  # that control has sent
+    _desired: DesiredState = field(default_factory=DesiredState)
+    _version: int = 0
+    _error: str = ""
+    _unsupported: bool = False
+    _failed_at: float = 0.0
+    _tasks: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
 
     @property
     def _control(self) -> EngineControl:
@@ -88,7 +81,7 @@ class Reconciler:
         return control_of(self._engine)
 
     @property
-    def actual(self) -> Actual:
+    def actual(self) -> Started:
         """The current state, or the target of a transition during which no requests are accepted."""
         if self._transition is not None:
             return self._transition
@@ -208,7 +201,7 @@ class Reconciler:
             return
         await self.wakeup()
         if desired.weights is not None and desired.weights.version != self._control.weights_version():
-            await self.update_weights(desired.weights)
+            await self.update_weights(*astuple(desired.weights))
         if desired.pause is not None:
             await self.pause(desired.pause, desired.clear_cache)
         else:
@@ -249,10 +242,8 @@ class Reconciler:
         """One of `OPERATIONS`. Raises: BadRequest; what the engine raises."""
         parsed = operations.parse(operation, arguments)
         match operation:
-            case "sleep" | "wakeup" | "pause" | "resume":
+            case "sleep" | "wakeup" | "pause" | "resume" | "update_weights":
                 return await getattr(self, operation)(*astuple(parsed))
-            case "update_weights":
-                return await self.update_weights(parsed)
             case "is_sleeping":
                 return self.actual == "asleep"
             case "is_paused":
@@ -292,12 +283,11 @@ class Reconciler:
             if self._control.is_paused():
                 await self._transition_to("paused", self._control.resume())
 
-    async def update_weights(self, weights: Weights) -> None:
+    async def update_weights(self, source: str, version: str, mode: PauseMode) -> None:
         async with self._lock:
-            update = self._control.update_weights(Path(weights.source), weights.version, weights.mode)
-            await self._transition_to("paused", update)
+            await self._transition_to("paused", self._control.update_weights(Path(source), version, mode))
 
-    async def _transition_to(self, state: Actual, step: Awaitable[None]) -> None:
+    async def _transition_to(self, state: Started, step: Awaitable[None]) -> None:
         """Gateways send no new requests while it lasts."""
         self._transition = state
         self._report()

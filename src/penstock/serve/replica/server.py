@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
@@ -86,13 +87,12 @@ class LLMServer:
 
     def __new__(cls, *arguments: Any, **options: Any) -> Any:
         """For Serve, which passes nothing, an instance; else what to await for a started one."""
-        return cls._started(*arguments, **options) if arguments or options else super().__new__(cls)
+        server = super().__new__(cls)
+        return server._started(*arguments, **options) if arguments or options else server
 
-    @classmethod
-    async def _started(cls, *arguments: Any, **options: Any) -> LLMServer:
-        server = object.__new__(cls)
-        await server.__init__(*arguments, **options)
-        return server
+    async def _started(self, *arguments: Any, **options: Any) -> LLMServer:
+        await self.__init__(*arguments, **options)
+        return self
 
     async def __init__(
         self,
@@ -136,7 +136,7 @@ class LLMServer:
     def _prepare(
         self, llm_config: LLMConfig, engine_cls: type[Engine] | None, downloader: type[Downloader] | None
     ) -> None:
-        if environment.is_alone():
+        if environment.in_replica() and serve.get_replica_context().gang_context is None:
             llm_config = with_independent_engines(llm_config)
         self._llm_config = llm_config
         self._id = secrets.token_hex(8)
@@ -158,17 +158,10 @@ class LLMServer:
         )
         self._adapters: Store | None = None
         if llm_config.lora_config is not None:
-            source = Source(llm_config, downloader)
-            self._adapters = Store(self.engine, source, llm_config.lora_config, self._notify_links)
+            self._adapters = Store(self.engine, Source(llm_config, downloader), self._notify_links)
         self._turns = Turns(BatchShare(self.engine.load, targets(llm_config), time.monotonic))
         self._handle_api = HandleAPI(
-            llm_config,
-            self.engine,
-            self._adapters,
-            self._turns,
-            admit=self._admit,
-            app=lambda: self._app(),
-            replica_id=lambda: self._listener.address.replica_id if self._listener else "",
+            llm_config, self.engine, self._adapters, self._turns, self._admit, lambda: self._app()
         )
 
     # -- lifecycle
@@ -194,7 +187,6 @@ class LLMServer:
             self._prefill_client = PrefillClient(
                 config, self._prefill_handle, self._engine_app, weights, node_id
             )
-            await self._prefill_client.start()
         if in_replica:
             await self._open_listener()
             self._tasks.append(asyncio.create_task(self._exit_with_engine()))
@@ -220,10 +212,10 @@ class LLMServer:
             self._serve,
             StatusSource(
                 load=self.engine.load,
-                hello=lambda: link.hello(
+                hello=lambda: link.Hello(
                     self._llm_config.model_id, self.engine.max_model_len(), self.engine.kv_tokens()
                 ),
-                state=self._state,
+                state=lambda: self.reconciler.actual,
                 weights=self.reconciler.weights_version,
                 adapters=self._adapters,
                 batch=self._turns.share,
@@ -258,7 +250,8 @@ class LLMServer:
         if self._gateway is not None:
             gateway, _ = await self._gateway
             await gateway.close()
-        deadline = time.monotonic() + _drain_limit_s(self._llm_config)
+        limit_s = self._llm_config.get_serve_options().get("graceful_shutdown_timeout_s", 20.0)
+        deadline = time.monotonic() + limit_s - 1.0  # then Serve kills the process
         if self._listener:
             await self._listener.drain(deadline - time.monotonic())
             await self._listener.close()
@@ -287,6 +280,8 @@ class LLMServer:
         """Waits for the engine, which a replica that starts asleep does not have yet; counts a request."""
         await self.reconciler.started.wait()
         self.reconciler.request_arrived()
+        if self._listener:
+            request_context.current_replica.set(self._id)
 
     async def _engine_app(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The engine's own app, without the layers before it."""
@@ -310,13 +305,9 @@ class LLMServer:
             self._layers = ByClass(app, self._turns)
         return self._layers
 
-    def _state(self) -> link.State:
-        actual = self.reconciler.actual
-        return "asleep" if actual == "starting" else actual
-
     def _notify_links(self) -> None:
         if self._listener:
-            self._listener.notify_links()
+            self._listener.links.notify()
 
     # -- Serve's hooks
 
@@ -374,16 +365,14 @@ class LLMServer:
     async def listen_on_network(self) -> None:
         """Opens the listener to other nodes; called by the gateways there."""
         if self._listener:
-            await self._listener.listen_on_network()
+            await self._listener.sockets.listen_on_network()
 
     async def listener_address(self, node_id: str) -> dict[str, Any]:
         """The listener's address, for batch clients on node `node_id`; empty outside of Serve.
 
         `handle.broadcast("listener_address", node_id)` returns those of all replicas.
         """
-        if self._listener and not self._listener.address.is_local(node_id):
-            await self._listener.listen_on_network()
-        return self.record_replica_metadata()
+        return await self._listener.sockets.address(node_id) if self._listener else {}
 
     async def llm_config(self) -> LLMConfig:
         """The config that this server was made from."""
@@ -476,9 +465,3 @@ class LLMServer:
 
     async def weights_version(self) -> str:
         return self.reconciler.weights_version()
-
-
-def _drain_limit_s(config: LLMConfig) -> float:
-    """A second less than Serve's own limit, after which Serve kills the process."""
-    limit_s = config.get_serve_options().get("graceful_shutdown_timeout_s", 20.0)
-    return max(0.0, limit_s - 1.0)

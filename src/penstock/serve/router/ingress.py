@@ -25,6 +25,7 @@ from penstock.config import GatewayConfig, LLMConfig
 from penstock.errors import ConfigError
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.replica.handles import multipart
+from penstock.serve.replica.single_model import ASGIResponse
 from penstock.serve.router.deployment import RouterDeployment, gateway_options
 from penstock.serve.router.router import LLMRouter
 
@@ -185,33 +186,26 @@ class OpenAiIngress:
 
     async def transcriptions(self, body: Any, request: Request) -> Response:
         form = await multipart.encode(_fields(body))
-        return Forwarded(self._gateway_app, _PATHS["transcriptions"], *form)
+        return _answer(self._gateway_app, _PATHS["transcriptions"], *form)
 
     def _forwarded(self, path: str, body: Any = None) -> Response:
         content = None if body is None else msgspec.json.encode(_fields(body))
-        return Forwarded(self._gateway_app, path, "application/json", content)
+        return _answer(self._gateway_app, path, "application/json", content)
 
 
-class Forwarded(Response):
-    """The request as it came, at `path`; with `content`, that in place of its body."""
+def _answer(app: ASGIApp, path: str, content_type: str = "", content: bytes | None = None) -> Response:
+    """What `app` answers to the request as it came, at `path`; with `content`, that in place of its body."""
 
-    def __init__(
-        self, app: ASGIApp, path: str, content_type: str | None = None, content: bytes | None = None
-    ) -> None:
-        super().__init__()
-        self._app = app
-        self._path = path
-        self._content = content
-        self._content_type = content_type
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope = {**scope, "path": scope.get("root_path", "") + self._path}
+    async def ask(scope: Scope, receive: Receive, send: Send) -> None:
+        scope = {**scope, "path": scope.get("root_path", "") + path}
         scope.pop("raw_path", None)
-        if self._content is not None:
-            scope, receive = with_body(scope, receive, self._content)
+        if content is not None:
+            scope, receive = with_body(scope, receive, content)
             fields = [field for field in scope["headers"] if field[0] not in _OF_THE_BODY]
-            scope["headers"] = [*fields, (b"content-type", (self._content_type or "").encode())]
-        await self._app(scope, receive, send)
+            scope["headers"] = [*fields, (b"content-type", content_type.encode())]
+        await app(scope, receive, send)
+
+    return ASGIResponse(ask)
 
 
 def make_fastapi_ingress(
@@ -261,7 +255,7 @@ def _passing(name: str) -> Callable[..., Any]:
         path = _PATHS.get(name, "/v1/models")
         if "model" in request.path_params:
             path = f"{path}/{request.path_params['model']}"
-        return Forwarded(self._gateway_app, path)
+        return _answer(self._gateway_app, path)
 
     passing.__qualname__ = f"{OpenAiIngress.__qualname__}.{name}"  # by which Serve finds methods
     return passing

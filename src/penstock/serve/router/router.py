@@ -11,9 +11,11 @@ import contextlib
 import functools
 import gc
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -30,6 +32,7 @@ from penstock.serve.fleet import membership
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.admin import STATUS
 from penstock.serve.gateway.app import Gateway
+from penstock.serve.gateway.body import Fields
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.gateway.telemetry import process_totals
 from penstock.serve.http.private_listener import ListenerClient
@@ -39,7 +42,6 @@ from penstock.serve.http.tls import Certificate
 from penstock.serve.jobs.deployment import has_left_overs
 from penstock.serve.jobs.forwarding import JobsForwarder
 from penstock.serve.router.deployment import RouterDeployment
-from penstock.serve.router.handle_routing import HandleRouter
 from penstock.serve.router.traffic_shift import TrafficShifts
 
 log = logging.getLogger(__name__)
@@ -57,6 +59,7 @@ _START_S = 60.0  # for a replica that Serve starts to say so
 _WAKE_S = 2 * TIMEOUT_S + 60.0  # one model goes to sleep, and another one wakes
 _LINGER_S = 1.0  # a client with less between two requests loses none when the gateway ends
 _HAPROXY = f"Requests come through Ray Serve's HAProxy. The fastest form is {_OWN_PORT}."
+_READ = ("messages", "prompt", "input")  # what routers of Serve's kind read of a request
 
 
 class LLMRouter:
@@ -189,3 +192,54 @@ class LLMRouter:
     def as_deployment(cls, deployment_options: Mapping[str, Any] | None = None) -> RouterDeployment:
         """A deployment to `.bind([...])` with model applications, configs, or both."""
         return RouterDeployment(cls, dict(deployment_options or {}))
+
+
+class HandleRouter:
+    """Asks a router of Ray Serve's kind for a request's replica, by a call that lasts as long as the request.
+
+    The bytes go from the gateway to that replica as all others. It costs a call by handle for each request.
+    """
+
+    def __init__(self, handle: Callable[[], Any], wait_s: float) -> None:
+        """handle: to the deployment that answers now. wait_s: for a replica; the gateway then picks one."""
+        self._handle = handle
+        self._wait_s = wait_s
+        self._streaming: tuple[Any, Any] = (None, None)
+        self._logged: set[str] = set()
+
+    @contextlib.asynccontextmanager
+    async def chosen(self, fields: Fields, session: str) -> AsyncGenerator[str]:
+        """The id of the replica; "" when the router failed, or found none in time."""
+        with contextlib.ExitStack() as calls:
+            yield await self._ask(fields, session, calls)
+
+    async def _ask(self, fields: Fields, session: str, calls: contextlib.ExitStack) -> str:
+        try:
+            handle = self._stream()
+            if session:
+                handle = handle.options(session_id=session)
+            call = handle.routed.remote(_request(fields))
+            calls.callback(call.cancel)
+            async with asyncio.timeout(self._wait_s):
+                return await anext(call)
+        except Exception as error:  # the router is the user's code; the rest is Serve's and Ray's
+            if (kind := type(error).__name__) not in self._logged:
+                self._logged.add(kind)
+                log.warning("The request router failed; the gateway picks instead.", exc_info=error)
+            return ""
+
+    def _stream(self) -> Any:
+        """A handle for streams, made once for each deployment: every new one costs Serve a little."""
+        handle = self._handle()
+        if self._streaming[0] is not handle:
+            self._streaming = handle, handle.options(stream=True)
+        return self._streaming[1]
+
+
+def _request(fields: Fields) -> SimpleNamespace:
+    """What routers read of a request: an object with `messages` or `prompt`."""
+    found: dict[str, Any] = {"model": fields.model}
+    for name in _READ:
+        if raw := bytes(getattr(fields, name)):
+            found["prompt" if name == "input" else name] = msgspec.json.decode(raw)
+    return SimpleNamespace(**found)

@@ -1,8 +1,8 @@
 """Which replica gets a request: policies as pure functions of the table, the request and the time. No I/O.
 
 `policy` is the contract (`RoutingRequest` in, `Pick` out) and `registry` finds a policy by name or import
-path; `simple` and `prefix_affinity` are the policies, `user_policy` is around users' own; they share the
-indexes `prefix_index`, `prefix_hashes`, `hash_ring`, `adapter_ring`, and `load_bounds`.
+path; `simple` and `prefix_affinity` are the policies; they share the indexes `prefix_index`, `prefix_hashes`,
+`hash_ring`, and `load_bounds`.
 """
 
 from penstock.serve.fleet.candidates import Candidates

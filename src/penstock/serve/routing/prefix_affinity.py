@@ -13,12 +13,11 @@ from collections.abc import Iterator, Sequence
 
 from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.fleet.replica import Replica
-from penstock.serve.routing.adapter_ring import AdapterRing
-from penstock.serve.routing.hash_ring import Ring
+from penstock.serve.routing.hash_ring import AdapterRing, Ring
 from penstock.serve.routing.load_bounds import share, some, two
 from penstock.serve.routing.policy import Pick, RoutingRequest
 from penstock.serve.routing.prefix_hashes import BYTES_PER_TOKEN, ENDS
-from penstock.serve.routing.prefix_index import ENTRIES, EXPIRY_S, Holders, Limit, PrefixIndex
+from penstock.serve.routing.prefix_index import ENTRIES, EXPIRY_S, Holders, PrefixIndex
 
 SAVED = 4
 """Value of a cached prompt token, in tokens of queued work. More than one: recomputing it costs the whole
@@ -58,12 +57,9 @@ class PrefixAffinity:
         to remember for each replica, besides the size of its cache; where there is more, at most once in
         cut_every_s, it is cut to cut_to_chars, or to most_chars.
         """
-        limit = None
-        if most_chars is not None:
-            limit = Limit(
-                most_chars // BYTES_PER_TOKEN, (cut_to_chars or most_chars) // BYTES_PER_TOKEN, cut_every_s
-            )
-        self._index = PrefixIndex(entries, expiry_s, limit)
+        most_tokens = math.inf if most_chars is None else most_chars // BYTES_PER_TOKEN
+        cut_to_tokens = cut_to_chars // BYTES_PER_TOKEN if cut_to_chars else most_tokens
+        self._index = PrefixIndex(entries, expiry_s, most_tokens, cut_to_tokens, cut_every_s)
         self._most_busier = most_busier
         self._least_match = least_match
         self._ring = Ring()

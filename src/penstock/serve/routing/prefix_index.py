@@ -11,7 +11,6 @@ import math
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.routing.prefix_hashes import BYTES_PER_TOKEN, ENDS
@@ -35,15 +34,6 @@ _UP_TO = (0, *(end // BYTES_PER_TOKEN for end in ENDS))
 Holders = tuple[Replica, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """Of each replica, below the size of its cache. Units: tokens; s."""
-
-    most: int
-    cut_to: int
-    cut_every_s: float = 0.0
-
-
 class _Cache:
     """One replica's blocks with their tokens and when they were used, the least recently used first."""
 
@@ -65,26 +55,23 @@ class _Cache:
         """New tokens; one added `_HALF_LIFE_S` ago counts half."""
         return self.new * 0.5 ** ((now - self.new_at) / _HALF_LIFE_S)
 
-    def forget(self) -> int:
-        """The least recently used block."""
-        block, (tokens, _) = self.blocks.popitem(last=False)
-        self.tokens -= tokens
-        return block
-
-    def oldest(self) -> float:
-        """When the first of them was used."""
-        return next(iter(self.blocks.values()))[1]
-
 
 class PrefixIndex:
     """Blocks are known by their hash."""
 
     def __init__(
-        self, entries: int = ENTRIES, expiry_s: float = EXPIRY_S, limit: Limit | None = None
+        self,
+        entries: int = ENTRIES,
+        expiry_s: float = EXPIRY_S,
+        most_tokens: float = math.inf,
+        cut_to_tokens: float = 0.0,
+        cut_every_s: float = 0.0,
     ) -> None:
+        """most_tokens, cut_to_tokens: of each replica, below the size of its cache."""
         self._most = entries
-        self._limit = limit
         self._expiry_s = expiry_s
+        self._most_tokens, self._cut_to_tokens = most_tokens, cut_to_tokens
+        self._cut_every_s = cut_every_s
         self._members: Sequence[Replica] = ()
         self._caches: dict[Replica, _Cache] = {}
         self._holders: dict[int, Holders] = {}
@@ -130,14 +117,13 @@ class PrefixIndex:
             block = blocks[depth - 1]
             self._starts[block] = self._starts.get(block, 0) + 1 if replica in self._holders[block] else 0
         self._put(cache, blocks, tokens, replica, now)
-        while cache.oldest() < now - self._expiry_s:
+        while next(iter(cache.blocks.values()))[1] < now - self._expiry_s:
             self._forget(replica, cache)
         entries = max(_FEWEST, self._most // len(self._caches))
         self._shrink(replica, cache, replica.kv_tokens or KV_TOKENS, entries)
-        limit = self._limit
-        if limit is not None and cache.tokens > limit.most and now >= cache.cut_at + limit.cut_every_s:
+        if cache.tokens > self._most_tokens and now >= cache.cut_at + self._cut_every_s:
             cache.cut_at = now
-            self._shrink(replica, cache, limit.cut_to, entries)
+            self._shrink(replica, cache, self._cut_to_tokens, entries)
 
     def _put(self, cache: _Cache, blocks: tuple[int, ...], tokens: int, replica: Replica, now: float) -> None:
         used, holders = cache.blocks, self._holders
@@ -160,12 +146,14 @@ class PrefixIndex:
             used[block] = _TOKENS[index], now
         cache.put(new, now)
 
-    def _shrink(self, replica: Replica, cache: _Cache, tokens: int, entries: int) -> None:
+    def _shrink(self, replica: Replica, cache: _Cache, tokens: float, entries: int) -> None:
         while cache.tokens > tokens or len(cache.blocks) > entries:
             self._forget(replica, cache)
 
     def _forget(self, replica: Replica, cache: _Cache) -> None:
-        block = cache.forget()
+        """The least recently used block."""
+        block, (tokens, _) = cache.blocks.popitem(last=False)
+        cache.tokens -= tokens
         known = self._holders.get(block, ())
         if known == (replica,):
             del self._holders[block]

@@ -7,8 +7,7 @@ from __future__ import annotations
 from operator import attrgetter
 
 from penstock.serve.fleet.candidates import Candidates
-from penstock.serve.routing.adapter_ring import AdapterRing
-from penstock.serve.routing.hash_ring import Ring, hash_of
+from penstock.serve.routing.hash_ring import AdapterRing, Ring, hash_of
 from penstock.serve.routing.load_bounds import neighbours, share, two
 from penstock.serve.routing.policy import Pick, Policy, RoutingRequest
 
@@ -40,6 +39,9 @@ class PowerOfTwo:
         return Pick(second if second.busy < first.busy else first)
 
 
+power_of_two = PowerOfTwo()
+
+
 class LeastLoaded:
     """The least queued work in tokens, as reported and as sent since: for prompts of different length."""
 
@@ -58,7 +60,6 @@ class SessionAffinity:
 
     def __init__(self) -> None:
         self._ring = Ring()
-        self._else = PowerOfTwo()
 
     def pick(self, asked: RoutingRequest, candidates: Candidates, now: float) -> Pick | None:
         if asked.session and len(candidates) > 1:
@@ -67,7 +68,7 @@ class SessionAffinity:
             for replica in self._ring.after(hash_of(asked.session), _LOOKED_AT):
                 if replica in candidates and replica.busy + 1 <= most:
                     return Pick(replica, "affinity")
-        return self._else.pick(asked, candidates, now)
+        return power_of_two.pick(asked, candidates, now)
 
 
 class AdaptersFirst:
@@ -108,11 +109,8 @@ class ServeRouter:
 
     reads = ("session",)
 
-    def __init__(self) -> None:
-        self._else = PowerOfTwo()
-
     def pick(self, asked: RoutingRequest, candidates: Candidates, now: float) -> Pick | None:
         for replica in candidates.members:
             if replica.id == asked.chosen and replica in candidates:
                 return Pick(replica, "router")
-        return self._else.pick(asked, candidates, now)
+        return power_of_two.pick(asked, candidates, now)

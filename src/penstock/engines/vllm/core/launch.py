@@ -30,6 +30,7 @@ _WORKERS_S = 1.0  # they end when their core does
 _LINGER_MS = 500
 _OF_THE_CORE = ("adapter_layers", "lasting_core", "token_groups")
 """Capabilities that the core's process itself must know."""
+_MODULE = "penstock.engines.vllm.core.process"  # `benchmarks.front` puts another in its place
 
 
 class Core:
@@ -53,7 +54,7 @@ class Core:
             failure_reason.ENVIRONMENT: str(self._reason_file),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # as multiprocessing does for its children
         }
-        command = [sys.executable, "-P", "-m", "penstock.engines.vllm.core.process"]
+        command = [sys.executable, "-P", "-m", _MODULE]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         self.ended: asyncio.Future[str] = self._loop.create_future()
         """The reason, once it has ended."""

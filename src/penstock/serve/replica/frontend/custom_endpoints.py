@@ -16,7 +16,7 @@ import typing
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 from pydantic import BaseModel
@@ -24,16 +24,14 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from penstock import asgi
-from penstock.asgi import ASGIApp, Receive, Scope, Send
-from penstock.errors import BadRequest, Error
+from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
+from penstock.config import LLMConfig
+from penstock.errors import BadRequest
 from penstock.hooks import Threads, fault, takes_two
 from penstock.layers.preprocessing import context_of
 from penstock.openai.asgi_response import EventStream, send_error, send_json
 from penstock.openai.errors import form
 from penstock.serve.gateway.routes import RESERVED
-
-if TYPE_CHECKING:
-    from penstock.config import LLMConfig
 
 _MARK, _BATCH = "_penstock_path", "_penstock_batch"
 _DONE = b"data: [DONE]\n\n"
@@ -88,21 +86,32 @@ class CustomEndpoints:
         try:
             body = await asgi.read_body(receive)
             scope, again = asgi.with_body(scope, receive, body)
-            work = self._answer(method, body, scope, again, _Counted(send, scope["path"]))
-            await asgi.while_connected(receive, work)
+            await asgi.while_connected(receive, self._answer(method, body, scope, again, send))
         except asgi.ClientGone:
             return None
 
     async def _answer(
-        self, method: Callable[..., Any], body: bytes, scope: Scope, receive: Receive, send: _Counted
+        self, method: Callable[..., Any], body: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
+        """An error is a status before the first byte, else the last event of a stream."""
+        begun, path = False, scope["path"]
+
+        async def counted(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
         try:
             argument: Any = HTTPRequest(scope, receive) if _wants_http(method) else _object(body)
             context = (context_of(scope, self._config),) if takes_two(method) else ()
-            await _send(await self._called(method, argument, *context), scope, receive, send)
+            await _send(await self._called(method, argument, *context), scope, receive, counted)
         except Exception as error:
             request_id = context_of(scope, self._config).request_id
-            await send.fail(fault(f"The endpoint {scope['path']}", error, request_id))
+            failure = fault(f"The endpoint {path}", error, request_id)
+            if begun:
+                await send({"type": "http.response.body", "body": form(path).event(failure)})
+            else:
+                await send_error(send, failure, path)
 
     async def _called(self, method: Callable[..., Any], *arguments: Any) -> Any:
         """The method's result; a plain function runs in a thread."""
@@ -111,26 +120,6 @@ class CustomEndpoints:
         if not inspect.iscoroutinefunction(method):
             return await self._threads.run(method, *arguments)
         return await method(*arguments)
-
-
-class _Counted:
-    """An ASGI send that knows whether the response has begun."""
-
-    def __init__(self, send: Send, path: str) -> None:
-        self._send = send
-        self._path = path
-        self._begun = False
-
-    async def __call__(self, message: Any) -> None:
-        self._begun = True
-        await self._send(message)
-
-    async def fail(self, error: Error) -> None:
-        """Sends a status before the first byte, else the last event of a stream."""
-        if self._begun:
-            await self._send({"type": "http.response.body", "body": form(self._path).event(error)})
-        else:
-            await send_error(self._send, error, self._path)
 
 
 def _wants_http(method: Callable[..., Any]) -> bool:
@@ -149,20 +138,15 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 async def _send(given: Any, scope: Scope, receive: Receive, send: Send) -> None:
-    if inspect.isasyncgen(given):
-        await _stream(cast("AsyncGenerator[Any, None]", given), send)
-    elif isinstance(given, Response):
-        await given(scope, receive, send)
-    else:
-        await send_json(send, _plain(given))
-
-
-async def _stream(events: AsyncGenerator[Any, None], send: Send) -> None:
-    stream = EventStream(send)
+    if isinstance(given, Response):
+        return await given(scope, receive, send)
+    if not inspect.isasyncgen(given):
+        return await send_json(send, _plain(given))
+    stream, events = EventStream(send), cast("AsyncGenerator[Any, None]", given)
     async with aclosing(events):
         async for event in events:
             await stream.add(_event(event))
-    await stream.add(_DONE, more=False)
+    return await stream.add(_DONE, more=False)
 
 
 def _event(event: Any) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from penstock import tiers
 from penstock.asgi import Message, Send
@@ -24,37 +25,34 @@ _EVENTS = b"text/event-stream"
 _FAILURES = (b'data: {"error"', b"event: error")
 
 
+@dataclass(eq=False, slots=True)
 class EngineResponse:
-    """An ASGI `send` for the engine's app, and the engine's `Shortcut`."""
+    """An ASGI `send` for the engine's app, and the engine's `Shortcut`.
 
-    def __init__(
-        self,
-        direct: Send,
-        sender: StreamSender | None,
-        number: int,
-        weights: Callable[[], str],
-        path: str = "",
-        tier: str = tiers.DEFAULT,
-        first_token: Callable[[float], None] | None = None,
-    ) -> None:
-        """number: of the stream on the multiplexed connection; 0 when the gateway wants none there. path: of
-        the request; tier: its class of work, which its response reports. first_token: called with the
-        seconds that the first token took, where that is known.
-        """
-        self._first_token = first_token
-        self._path = path
-        self._tier = tier
-        self._held: list[bytes] = []
-        self._weights = weights
-        self._arrived_at = time.monotonic()
-        self._probe = TimingProbe()
+    number: of the stream on the multiplexed connection; 0 when the gateway wants none there. path: of the
+    request; tier: its class of work, which its response reports. first_token: called with the seconds that
+    the first token took, where that is known.
+    """
+
+    direct: Send
+    _sender: StreamSender | None
+    _number: int
+    _weights: Callable[[], str]
+    _path: str
+    _tier: str
+    _first_token: Callable[[float], None] | None
+    started: bool = False
+    _start: Message | None = None
+    _held: list[bytes] = field(init=False)
+    _arrived_at: float = field(init=False)
+    _probe: TimingProbe = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._held, self._arrived_at, self._probe = [], time.monotonic(), TimingProbe()
         timing_probe.set(self._probe)
         shortcut.set(self)
-        self.direct = direct
-        self._sender = sender if number else None
-        self._number = number
-        self._start: Message | None = None
-        self.started = False
+        if not self._number:
+            self._sender = None
 
     async def send(self, message: Message) -> None:
         """For the engine's app."""
@@ -69,7 +67,7 @@ class EngineResponse:
             message = {**message, "body": (body := self._reported(self._start, body))}
         start, self._start = self._start, None
         if body.startswith(_FAILURES) or (start and start["status"] >= 500):
-            await asyncio.sleep(_DYING_S)  # if the engine dies meanwhile, the guard cancels this
+            await asyncio.sleep(_DYING_S)  # if the engine dies meanwhile, the listener cancels this
         if start is not None:
             self.started = True
             await self.direct({**start, "headers": [*start["headers"], *self._own_headers(start)]})

@@ -1,35 +1,63 @@
-"""The replica's listener: the sockets on which gateways reach its engine, from opening to draining.
+"""The replica's listener: the sockets on which gateways reach its engine, and the ASGI app behind them.
 
-It stands between a gateway's relay and the engine's app, with `guard` before that app. It knows neither Ray
-nor clients: authentication and limits are the gateway's.
+It stands between a gateway's relay and the engine's app: authentication, drain, death. It lets a gateway tell
+an engine's death from an error: a request whose engine died before its first byte is marked for another
+replica, one whose engine died later is cut off, whatever the engine's app sends. It knows neither Ray nor
+clients, whose keys and limits are the gateway's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
+import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from itertools import islice
+from urllib.parse import unquote
 
-from penstock.asgi import ASGIApp
-from penstock.errors import Unavailable
+from penstock import tiers
+from penstock.asgi import TRUSTED, ASGIApp, Receive, Scope, Send
+from penstock.errors import EngineDead, Error, Forbidden, Unavailable
+from penstock.layers.adapters import Store
+from penstock.openai.asgi_response import send_error, send_json
+from penstock.request_context import current_replica, tier
+from penstock.serve.http import direct_writer
 from penstock.serve.http.private_listener import PrivateListener
-from penstock.serve.replica.frontend.guard import Guard
-from penstock.serve.replica.frontend.status_link import StatusSource
+from penstock.serve.replica.frontend.engine_response import EngineResponse
+from penstock.serve.replica.frontend.rows import RowReceiver
+from penstock.serve.replica.frontend.status_link import StatusLinks, StatusSource
+from penstock.transport import link, multiplexer, rows
+from penstock.transport.connection import STREAM
+from penstock.transport.link import ADAPTER, ALIASES
+from penstock.transport.multiplexer import StreamSender
 
+log = logging.getLogger(__name__)
+
+_OWN = b"x-penstock-"
 _REQUESTS_PER_TURN = 4  # to prepare a request takes about a millisecond, while the tokens of all others wait
 _DRAIN_S = 0.5  # gateways know within milliseconds; requests already on their way are still served
 
 
 class Listener:
-    """One replica's listener. Made by `open`; ended by `drain` and `close`."""
+    """ASGI around the engine's app, and its sockets. Made by `open`; ended by `drain` and `close`."""
 
-    def __init__(self, sockets: PrivateListener, guard: Guard) -> None:
+    def __init__(self, app: ASGIApp, source: StatusSource, sockets: PrivateListener) -> None:
+        self._app = app
+        self._source = source
+        self.sockets = sockets
         self.address = sockets.own_address
-        self._sockets = sockets
-        self._guard = guard
+        self._secret = self.address.secret.encode()
         self._watch: asyncio.Task[None] | None = None
-        self._dead = False
+        self._refusal: Unavailable | None = None
+        self._open_by_gateway: Counter[bytes] = Counter()
+        self._multiplexers: dict[bytes, StreamSender] = {}
+        self._row_receivers: set[RowReceiver] = set()
+        self.open_requests: set[asyncio.Task[object]] = set()
+        self._prompts: dict[EngineResponse, int] = {}  # of online requests, in the order of their arrival
+        self.links = StatusLinks(source, self._open_elsewhere, self._tokens_before_engine, self.open_requests)
 
     @classmethod
     async def open(
@@ -47,24 +75,11 @@ class Listener:
         wait_dead: returns once the engine has died. replica_id: random unless given.
         """
         sockets = PrivateListener(replica_id or secrets.token_hex(8), node_id, node_host)
-        listener = cls(sockets, Guard(app, source, sockets.own_address))
-        await sockets.listen(listener._guard, _REQUESTS_PER_TURN)
+        listener = cls(app, source, sockets)
+        await sockets.listen(listener, _REQUESTS_PER_TURN)
         if wait_dead is not None:
             listener._watch = asyncio.create_task(listener._die_with(wait_dead))
         return listener
-
-    async def listen_on_network(self) -> None:
-        """Listens on the reserved port, for gateways on other nodes. Safe to call twice."""
-        await self._sockets.listen_on_network()
-
-    def notify_links(self) -> None:
-        """Reports changes on every link at once."""
-        self._guard.links.notify()
-
-    async def _die_with(self, wait_dead: Callable[[], Awaitable[str]]) -> None:
-        reason = await wait_dead()
-        self._dead = True
-        self._guard.die(reason)
 
     async def drain(self, timeout_s: float) -> int:
         """Reports it on every link, refuses new requests after `_DRAIN_S`, waits for the open ones.
@@ -72,22 +87,166 @@ class Listener:
         Returns the number of requests that were still open after `timeout_s` and were cut. Does not wait
         for a dead engine.
         """
-        deadline = time.monotonic() + (0.0 if self._dead else timeout_s)
-        self._guard.links.drain()
+        deadline = time.monotonic() + (0.0 if isinstance(self._refusal, EngineDead) else timeout_s)
+        self.links.drain()
         await asyncio.sleep(min(_DRAIN_S, _left_s(deadline)))
-        self._guard.refuse(Unavailable("This replica is shutting down."))
-        if self._guard.open:
-            await asyncio.wait(list(self._guard.open), timeout=_left_s(deadline))
-        return self._guard.cut()
+        self.refuse()
+        if self.open_requests:
+            await asyncio.wait(list(self.open_requests), timeout=_left_s(deadline))
+        return self._cut()
 
     async def close(self) -> None:
         """Ends the links and open requests, and closes the sockets. Safe to call twice."""
-        self._guard.refuse(Unavailable("This replica is shutting down."))
-        self._guard.cut()
-        self._guard.end_links()
+        self.refuse()
+        self._cut()
+        self._end_links()
         if self._watch is not None:
             self._watch.cancel()
-        await self._sockets.close(grace_s=0.5)
+        await self.sockets.close(grace_s=0.5)
+
+    def refuse(self) -> None:
+        """New requests are answered 503, marked for another replica."""
+        self._refusal = self._refusal or Unavailable("This replica is shutting down.")
+
+    def die(self, reason: str) -> None:
+        """The engine is dead: ends the links and all open requests."""
+        log.error("The engine died (%s); %d open requests fail.", reason, len(self.open_requests))
+        self._refusal = EngineDead("The engine behind this replica died.")
+        self._end_links()
+        self._cut()
+
+    async def _die_with(self, wait_dead: Callable[[], Awaitable[str]]) -> None:
+        self.die(await wait_dead())
+
+    def _end_links(self) -> None:
+        """Every gateway takes this replica for dead."""
+        self.links.end()
+        for one in (*self._multiplexers.values(), *self._row_receivers):
+            one.close()
+
+    def _cut(self) -> int:
+        """Ends all open requests; returns their number."""
+        tasks = list(self.open_requests)
+        for task in tasks:
+            task.cancel()
+        return len(tasks)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fields = dict(scope["headers"])
+        if not hmac.compare_digest(fields.get(link.SECRET, b""), self._secret):
+            return await send_error(send, Forbidden("Only gateways may ask here."), scope["path"])
+        if (writer := direct_writer.of(scope)) is not None:
+            writer.accept()
+        gateway = fields.get(link.GATEWAY, b"")
+        if scope["path"] == link.PATH:
+            if ALIASES in fields:
+                self._source.add_aliases(map(unquote, fields[ALIASES].decode().split(",")))
+            return await self.links.serve(gateway, receive, send)
+        if scope["path"] == multiplexer.PATH:
+            return await self._multiplex(gateway, receive, send)
+        if scope["path"] == rows.PATH:
+            return await self._serve_rows(gateway, receive, send)
+        if scope["path"] == link.ADAPTERS_PATH:
+            return await _list(send, self._source.adapters)
+        scope["headers"] = [
+            field for field in scope["headers"] if field[0] == ADAPTER or not field[0].startswith(_OWN)
+        ]
+        scope["extensions"] = {**scope.get("extensions", {}), TRUSTED: {}}
+        work, number = tiers.read(fields.get(link.TIER)), int(fields.get(STREAM, 0))
+        return await self._run(gateway, scope, receive, send, work, number)
+
+    async def _run(
+        self, gateway: bytes, scope: Scope, receive: Receive, send: Send, work: tiers.Tier, number: int = 0
+    ) -> None:
+        """work: the request's class. number: of its stream on the multiplexed connection, if it has one."""
+        if self._refusal is not None:
+            await send_error(send, self._refusal, scope["path"], _turned_away(link.UNTOUCHED))
+            return
+        current_replica.set(self.address.replica_id)
+        tier.set(work)
+        sender, batch = self._multiplexers.get(gateway), self._source.batch
+        first_token = batch.first_token if batch is not None and work != tiers.FLEX else None
+        response = EngineResponse(
+            send, sender, number, self._source.weights, scope["path"], work, first_token
+        )
+        task = asyncio.current_task()
+        assert task is not None
+        self.open_requests.add(task)
+        if work != tiers.FLEX:
+            self._prompts[response] = self._tokens(scope)
+        self._open_by_gateway[gateway] += 1
+        self.links.request_began()
+        try:
+            await self._app(scope, receive, response.send)
+            await response.flush()
+        except asyncio.CancelledError:
+            if self._refusal is None:
+                raise
+            task.uncancel()
+        finally:
+            self.open_requests.discard(task)
+            self._prompts.pop(response, None)
+            self._open_by_gateway[gateway] -= 1
+            if not self._open_by_gateway[gateway]:
+                del self._open_by_gateway[gateway]  # else gateways that have ended would stay
+            response.close()
+        if self._refusal is not None and not response.started:
+            await send_error(response.direct, self._refusal, scope["path"], _turned_away(link.INTERRUPTED))
+        # uvicorn cuts a response that has started and not ended as soon as this returns.
+
+    async def _multiplex(self, gateway: bytes, receive: Receive, send: Send) -> None:
+        """The multiplexed connection to a gateway, until either side ends it."""
+        sender = self._multiplexers[gateway] = StreamSender()
+        try:
+            await sender.serve(receive, send)
+        finally:
+            if self._multiplexers.get(gateway) is sender:
+                del self._multiplexers[gateway]
+
+    async def _serve_rows(self, gateway: bytes, receive: Receive, send: Send) -> None:
+        """The connection with the rows of a batch job, until either side ends it."""
+
+        async def run(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._run(gateway, scope, receive, send, tiers.FLEX)
+
+        receiver = RowReceiver(run)
+        self._row_receivers.add(receiver)
+        try:
+            await receiver.serve(receive, send)
+        finally:
+            self._row_receivers.discard(receiver)
+
+    def _tokens(self, scope: Scope) -> int:
+        """Of the prompt, estimated from the body's size as gateways do."""
+        size = next((int(value) for name, value in scope["headers"] if name == b"content-length"), 0)
+        longest = self._source.hello().max_model_len
+        tokens = size // link.BYTES_PER_TOKEN
+        return tokens if longest is None else min(tokens, longest)
+
+    def _tokens_before_engine(self, in_engine: int) -> int:
+        """Prompt tokens of the online requests that came last, for which the engine has not been called.
+
+        in_engine: how many it has. Their templates, tokenizers, images and hooks run before.
+        """
+        youngest = islice(reversed(self._prompts.items()), max(0, len(self._prompts) - in_engine))
+        return sum(tokens for response, tokens in youngest if not response.started)
+
+    def _open_elsewhere(self, gateway: bytes) -> int:
+        return len(self.open_requests) - self._open_by_gateway[gateway]
+
+
+async def _list(send: Send, adapters: Store | None) -> None:
+    try:
+        names = list(await adapters.listed()) if adapters else []
+    except Error as error:
+        log.warning("The adapters cannot be listed: %s", error, exc_info=error)
+        await send_error(send, error, link.ADAPTERS_PATH)
+    else:
+        await send_json(send, names)
+
+
+def _turned_away(state: bytes) -> list[tuple[bytes, bytes]]:
+    return [(link.RETRY, state), (b"connection", b"close")]
 
 
 def _left_s(deadline: float) -> float:

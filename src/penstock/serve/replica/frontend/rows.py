@@ -1,6 +1,6 @@
 """The replica's side of the connection that carries a batch job's rows, see `transport.rows`.
 
-Between the guard, which runs each row as it runs a request of HTTP, and the port. It knows no engine.
+Between the listener, which runs each row as it runs a request of HTTP, and the port. It knows no engine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.errors import Error
 from penstock.layers.adapters import asking_for
 from penstock.openai.asgi_response import send_error
 from penstock.transport import headers, link, rows
-from penstock.transport.rows import Frames, RowCall, RowCancel, RowResponse
+from penstock.transport.rows import RowCall, RowCancel, RowResponse
 
 log = logging.getLogger(__name__)
 
@@ -69,10 +69,10 @@ class RowReceiver:
         self._pending.set()
 
     async def _read(self, receive: Receive) -> None:
-        frames = Frames()
+        data = bytearray()
         try:
             while (message := await receive())["type"] == "http.request":
-                for frame in frames.requests(message.get("body", b"")):
+                for frame in rows.messages(data, message.get("body", b""), rows.decode_frame):
                     self._take(frame)
                 while self._waiting_bytes > _MOST_WAITING_BYTES:
                     self._sent.clear()

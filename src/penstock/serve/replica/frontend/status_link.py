@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.asgi import Receive, Send, disconnected
 from penstock.engine import Load
@@ -25,7 +25,7 @@ class StatusSource:
     add_aliases: names that gateways take for the model.
     hello: `model_id`, `max_model_len`, `kv_tokens`. weights: their version. adapters: of a model that takes
     some. batch: None where nothing limits batch.
-    After a change of `hello`, `state` or the loaded adapters, call `notify_links`.
+    After a change of `hello`, `state` or the loaded adapters, call `StatusLinks.notify`.
     """
 
     load: Callable[[], Load]
@@ -37,27 +37,22 @@ class StatusSource:
     add_aliases: Callable[[Iterable[str]], None] = lambda names: None
 
 
+@dataclass(eq=False, slots=True)
 class StatusLinks:
-    """The links to all gateways. An idle replica is woken by its first request, and by beats alone."""
+    """The links to all gateways. An idle replica is woken by its first request, and by beats alone.
 
-    def __init__(
-        self,
-        source: StatusSource,
-        elsewhere: Callable[[bytes], int],
-        tokens_before: Callable[[int], int],
-        open_requests: Collection[object],
-    ) -> None:
-        """elsewhere: open requests from other gateways than the given one. tokens_before: of prompts that the
-        engine does not have yet, by the number of online requests that it has. open_requests: all of them.
-        """
-        self._source = source
-        self._elsewhere = elsewhere
-        self._tokens_before = tokens_before
-        self._open_requests = open_requests
-        self._resting = False  # whether a link waits for its next beat: there was nothing to do
-        self._draining = False
-        self._ended = False
-        self._changed = asyncio.Event()  # set, and replaced, when there is something to report at once
+    elsewhere: open requests from other gateways than the given one. tokens_before: of prompts that the engine
+    does not have yet, by the number of online requests that it has. open_requests: all of them.
+    """
+
+    _source: StatusSource
+    _elsewhere: Callable[[bytes], int]
+    _tokens_before: Callable[[int], int]
+    _open_requests: Collection[object]
+    _resting: bool = False  # whether a link waits for its next beat: there was nothing to do
+    _draining: bool = False
+    _ended: bool = False
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)  # set, and replaced, to report at once
 
     def notify(self) -> None:
         """Reports changes now, instead of within `COALESCE_S`, or `BEAT_S` of an idle replica."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,7 +23,7 @@ from penstock.engine import Delta, Engine, Prompt
 from penstock.errors import BadRequest
 from penstock.layers.adapters import Store, asking_for
 from penstock.openai.errors import form
-from penstock.request_context import current_replica, tier
+from penstock.request_context import tier
 from penstock.serve.replica.handles import multipart
 from penstock.serve.replica.tiers.layer import Turns
 from penstock.tiers import DEFAULT, FLEX, PRIORITY, Tier
@@ -37,26 +38,16 @@ Request = BaseModel | Mapping[str, Any]
 Responses = AsyncGenerator[Any, None]
 
 
+@dataclass(frozen=True, slots=True)
 class HandleAPI:
-    """For one replica. admit: waits for the engine, and counts a request. replica_id: "" outside of Serve."""
+    """For one replica. admit: waits for the engine, and counts the request that runs."""
 
-    def __init__(
-        self,
-        config: LLMConfig,
-        engine: Engine,
-        adapters: Store | None,
-        turns: Turns,
-        admit: Callable[[], Awaitable[None]],
-        app: Callable[[], ASGIApp],
-        replica_id: Callable[[], str],
-    ) -> None:
-        self._config = config
-        self._engine = engine
-        self._adapters = adapters
-        self._turns = turns
-        self._admit = admit
-        self._app = app
-        self._replica_id = replica_id
+    config: LLMConfig
+    engine: Engine
+    store: Store | None
+    turns: Turns
+    admit: Callable[[], Awaitable[None]]
+    app: Callable[[], ASGIApp]
 
     async def ask(self, path: str, request: Request, raw: RawRequestInfo | None) -> Responses:
         """The response, or with `stream` its events in groups; errors are yielded as `ErrorResponse`."""
@@ -64,22 +55,23 @@ class HandleAPI:
 
         body = request.model_dump(exclude_unset=True) if isinstance(request, BaseModel) else dict(request)
         if body.get("model") is None:
-            body["model"] = self._config.model_id  # Anthropic's endpoints require one
+            body["model"] = self.config.model_id  # Anthropic's endpoints require one
         fields = headers.of_handle(raw.headers or {}) if raw else {}
         try:
             work = _take_tier(path, body, raw)
             if adapter := self._adapter(body.get("model")):
                 fields |= asking_for(adapter)
-            content_type, content = await multipart.encode(body) if path in multipart.PATHS else _json(body)
+            if path in multipart.PATHS:
+                content_type, content = await multipart.encode(body)
+            else:
+                content_type, content = "application/json", msgspec.json.encode(body)
         except BadRequest as error:
             refusal = ErrorResponse.of(error.status, form(path).envelope(error))
             yield [refusal] if body.get("stream") else refusal
             return
-        await self._admit()
+        await self.admit()
         tier.set(work)
-        if replica_id := self._replica_id():
-            current_replica.set(replica_id)
-        reply = await call(self._app(), path, content, fields, content_type)
+        reply = await call(self.app(), path, content, fields, content_type)
         try:
             kind = reply.headers.get("content-type", "")
             if reply.status >= 400:
@@ -87,7 +79,7 @@ class HandleAPI:
                 yield [error] if body.get("stream") else error
             elif "text/event-stream" in kind:
                 told = not tiers.is_reported(path)
-                async for batch in batched(events(reply.body), self._config.stream_batching_interval_ms):
+                async for batch in batched(events(reply.body), self.config.stream_batching_interval_ms):
                     if not told:
                         batch[0], told = tiers.reported_event(batch[0].encode(), work, path).decode(), True
                     yield batch
@@ -109,7 +101,7 @@ class HandleAPI:
         """The engine's own stream, with the adapter that the call names; `service_tier` among the params is
         the call's class.
         """
-        await self._admit()
+        await self.admit()
         own = dict(params)
         work = _take_tier("", own, None)
         return self._generate(work, self._adapter(None), prompt, own, request_id)
@@ -121,22 +113,22 @@ class HandleAPI:
         tier.set(work)
         async with AsyncExitStack() as held:
             if work == FLEX:
-                await held.enter_async_context(self._turns.batch())
+                await held.enter_async_context(self.turns.batch())
             else:
-                held.enter_context(self._turns.online())
+                held.enter_context(self.turns.online())
             key = await held.enter_async_context(self.adapters().use(adapter)) if adapter else None
-            stream = self._engine.generate(prompt, params, request_id=request_id, adapter=key)
+            stream = self.engine.generate(prompt, params, request_id=request_id, adapter=key)
             async for delta in await held.enter_async_context(aclosing(stream)):
                 yield delta
 
     def adapters(self) -> Store:
         """Raises: BadRequest when the model's config has no adapters."""
-        if self._adapters is None:
+        if self.store is None:
             raise BadRequest(
-                f"Model '{self._config.model_id}' takes no adapters: its config has no lora_config.",
+                f"Model '{self.config.model_id}' takes no adapters: its config has no lora_config.",
                 param="model",
             )
-        return self._adapters
+        return self.store
 
     def _adapter(self, model: object) -> str:
         """The adapter named by the call's `multiplexed_model_id`, else by `model`; "" for none.
@@ -145,11 +137,11 @@ class HandleAPI:
         """
         chosen, named = serve.get_multiplexed_model_id(), model if isinstance(model, str) else ""
         if not chosen:
-            chosen = names.adapter_in(self._config, named)
-        if chosen in ("", self._config.model_id):
+            chosen = names.adapter_in(self.config, named)
+        if chosen in ("", self.config.model_id):
             return ""  # the base model, or an unknown one: the engine refuses it
         self.adapters()
-        return names.adapter_in(self._config, chosen) or chosen
+        return names.adapter_in(self.config, chosen) or chosen
 
 
 def _take_tier(path: str, body: dict[str, Any], raw: RawRequestInfo | None) -> Tier:
@@ -167,7 +159,3 @@ def _take_tier(path: str, body: dict[str, Any], raw: RawRequestInfo | None) -> T
     if path == _RESPONSES:
         body[tiers.FIELD] = work
     return work
-
-
-def _json(body: Mapping[str, Any]) -> tuple[str, bytes]:
-    return "application/json", msgspec.json.encode(body)

@@ -106,9 +106,10 @@ class Controller:
         if was_quiet:  # online is back
             self._limit = min(self._limit, self._safe)
             self.gives_way = True
-        least = self._targets.min_share * sample.load.seats
-        self._limit = max(min(self._limit, self._most(sample)), least)
-        self._safe = self._limit
+        seats = sample.load.seats
+        if seats:  # some stay for those online and the next of them
+            self._limit = min(self._limit, float(max(0, seats - sample.online - max(1, seats // _HEADROOM))))
+        self._limit = self._safe = max(self._limit, self._targets.min_share * seats)
 
     def _adapt(self, sample: Sample, now: float) -> None:
         strain = self._strain(sample)
@@ -157,11 +158,6 @@ class Controller:
 
     def _step_bounds(self) -> tuple[float, float]:
         return _bounds(self._targets.itl_s, self._alone_step_s)
-
-    def _most(self, sample: Sample) -> float:
-        """What leaves seats for those online and the next of them."""
-        seats = sample.load.seats
-        return float(max(0, seats - sample.online - max(1, seats // _HEADROOM))) if seats else self._limit
 
 
 def _bounds(target_s: float | None, alone_s: float) -> tuple[float, float]:

@@ -80,32 +80,40 @@ class ByClass:
             if asgi.CANCELLED in scope.get("extensions", ())
             else asyncio.ensure_future(asgi.disconnected(receive))
         )
-        attempt = _Attempt(self._app, self._turns, send)
+        again = False
         try:
-            while await attempt.gave_way(*asgi.with_body(scope, receive, body), gone):
-                attempt = _Attempt(self._app, self._turns, send, again=True)
+            while await self._gave_way(*asgi.with_body(scope, receive, body), send, gone, again):
+                again = True
         finally:
             gone.cancel()
 
+    async def _gave_way(
+        self, scope: Scope, receive: Receive, send: Send, gone: asyncio.Future[None], again: bool
+    ) -> bool:
+        """Runs it in a task of its own, which waits for its turn first. True when it was aborted for online
+        work, and must run again; False when it has ended, or its client is gone.
 
-class _Attempt:
-    """One run of a batch request, in a task of its own, which waits for its turn first."""
-
-    def __init__(self, app: ASGIApp, turns: Turns, send: Send, again: bool = False) -> None:
-        """again: whether an earlier run gave way."""
-        self._app = app
-        self._turns = turns
-        self._send = send
-        self._again = again
-        self._begun = self._aborted = False
-        self._task: asyncio.Task[None]
-
-    async def gave_way(self, scope: Scope, receive: Receive, gone: asyncio.Future[None]) -> bool:
-        """Runs it. True when it was aborted for online work, and must run again; False when it has ended, or
-        its client is gone.
+        again: whether an earlier run gave way.
         """
-        self._task = task = asyncio.create_task(self._run(scope, receive))
-        ended = False
+        begun = aborted = ended = False
+
+        async def sent(message: Message) -> None:
+            nonlocal begun
+            if not aborted:  # else it is an engine's answer to that
+                begun = True
+                await send(message)
+
+        def abort() -> bool:
+            nonlocal aborted
+            aborted = not begun and task.cancel()
+            return aborted
+
+        async def run() -> None:
+            async with self._turns.batch(again) as turn:
+                turn.abort = abort
+                await self._app(scope, receive, sent)
+
+        task = asyncio.create_task(run())
         try:
             await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
             ended = task.done()
@@ -115,20 +123,6 @@ class _Attempt:
                 await asyncio.wait({task})  # what it holds is free only then
             if not task.cancelled():
                 task.exception()  # else asyncio logs it
-        if ended and not self._aborted:
+        if ended and not aborted:
             task.result()
-        return self._aborted and not gone.done()
-
-    async def _run(self, scope: Scope, receive: Receive) -> None:
-        async with self._turns.batch(self._again) as turn:
-            turn.abort = self._abort
-            await self._app(scope, receive, self._sent)
-
-    async def _sent(self, message: Message) -> None:
-        if not self._aborted:  # else it is an engine's answer to that
-            self._begun = True
-            await self._send(message)
-
-    def _abort(self) -> bool:
-        self._aborted = not self._begun and self._task.cancel()
-        return self._aborted
+        return aborted and not gone.done()

@@ -1,18 +1,19 @@
-"""What the terminal shows while a batch job runs: a bar and its speed; lines where nobody looks."""
+"""What the terminal shows of a batch job: a bar and its speed, lines where nobody looks, and the report."""
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from penstock.data.job.report import ProgressListener, RunStats
+from penstock.data.job.manifest import FINISHED
+from penstock.data.job.report import JobReport, ProgressListener, RunStats
 
 _RECENT_S = 10.0
 _LINE_S = 10.0
-_MOST_KINDS = 3
+_MOST_KINDS, _MOST_KINDS_AT_END = 3, 8
 
 
 class Meter(ProgressListener):
@@ -99,3 +100,46 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def shown(report: JobReport, *, whole: bool = True) -> list[str]:
+    """whole: with what the last run did; without, the state of the job alone."""
+    return [*_rows(report), *(_run(report) if whole else ()), *_next(report)]
+
+
+def _rows(report: JobReport) -> Iterator[str]:
+    yield f"Job:       {report.ended}"
+    counts = [f"{report.ok:,} ok", f"{report.failed:,} failed"]
+    if report.skipped:
+        counts.append(f"{report.skipped:,} skipped")
+    if report.waiting:
+        counts.append(f"{report.waiting:,} not run yet")
+    of = f" of {report.rows:,}" if report.rows is not None else ""
+    yield f"Rows:      {', '.join(counts)}{of}"
+    for kind in report.error_kinds[:_MOST_KINDS_AT_END]:
+        yield f"           {kind.count:,} x {kind.code}: {kind.message}"
+    if (more := sum(kind.count for kind in report.error_kinds[_MOST_KINDS_AT_END:])) > 0:
+        yield f"           {more:,} for other reasons"
+    if report.reused:
+        yield f"Reused:    {report.reused:,} rows have the answer of an identical request"
+    cached = f" ({report.cached_tokens:,} of them cached)" if report.cached_tokens else ""
+    yield f"Tokens:    {report.prompt_tokens:,} in prompts{cached}, {report.generated_tokens:,} generated"
+    if report.cost is not None:
+        yield f"Cost:      {report.cost:,.4f}"
+
+
+def _run(report: JobReport) -> Iterator[str]:
+    speed = f"{report.run_rows_per_s:,.1f} rows/s, {report.run_generated_tokens_per_s:,.0f} tok/s generated"
+    seconds = f"{report.run_work_s:,.1f} s of {report.run_s:,.1f} s"
+    yield f"This run:  {report.run_rows:,} rows in {seconds}, {speed}"
+    if report.run_retries or report.run_engine_deaths:
+        yield f"           {report.run_retries:,} retries, {report.run_engine_deaths:,} workers died"
+
+
+def _next(report: JobReport) -> Iterator[str]:
+    for file in report.files:
+        yield f"Written:   {file}"
+    if report.ended not in (FINISHED, "running"):
+        yield f"Resume:    penstock batch resume {report.output}"
+    elif report.ended == FINISHED and report.failed and report.retry_may_help:
+        yield f"Try again: penstock batch resume {report.output} --retry-failed"

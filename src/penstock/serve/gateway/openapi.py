@@ -9,17 +9,41 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
 from penstock import __version__
+from penstock.jobs.batches import CreateBatch
 from penstock.layers import generation
 from penstock.openai.errors import Envelope
 from penstock.serve.control import operations
-from penstock.serve.gateway.description.answers import BATCH_SCHEMAS, BODIES, REFERENCE, STREAMED, answers
-from penstock.serve.gateway.description.engine_documents import Document
+from penstock.serve.gateway.catalogue import ServedModel
+from penstock.serve.gateway.routes import Route
 
+_REFERENCE = "#/components/schemas/"
+_STREAMED = {"/v1/chat/completions", "/v1/completions"}
+
+_FILE = {
+    "type": "object",
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"const": "batch"},
+        "expires_after[anchor]": {"const": "created_at"},
+        "expires_after[seconds]": {"type": "integer"},
+    },
+    "required": ["file", "purpose"],
+}
+_BATCH, _BATCH_SCHEMAS = msgspec.json.schema_components([CreateBatch], ref_template=_REFERENCE + "{name}")
+_BODIES = {
+    "/v1/files": {"content": {"multipart/form-data": {"schema": _FILE}}, "required": True},
+    "/v1/batches": {"content": {"application/json": {"schema": _BATCH[0]}}, "required": True},
+}
+"""Of POST requests that the gateway answers itself."""
+
+_REFERENCES = re.compile(rb'"\$ref":"%b([^"]*)' % _REFERENCE.encode())  # in JSON
 _PARAMETER = re.compile(r"\{[^}]*\}")
 _GENERATES = "/v1/completions"
 
@@ -49,31 +73,16 @@ _KINDS = dict.fromkeys(("/livez", "/-/healthz", "/metrics"), "text/plain") | {
 }
 
 
-class Described(NamedTuple):
-    """A model. document: its engine's own description; None when it has none now. own_paths: endpoints of
-    its server class. names: that requests may give, each with `:adapter` behind it if it has `adapters`.
-    """
+T = TypeVar("T")
 
-    id: str
-    document: Document | None
-    own_paths: Sequence[str]
-    names: Sequence[str]
-    adapters: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A path of the gateway with its methods. by_engine: passed on. public: needs no key."""
-
-    path: str
-    methods: Sequence[str]
-    by_engine: bool = False
-    public: bool = False
+Document = Mapping[str, Any]
+Described = tuple[ServedModel, Document | None]
+"""A model, and its engine's own description; None when it has none now."""
 
 
 def document(
     models: Sequence[Described],
-    endpoints: Sequence[Endpoint],
+    endpoints: Sequence[Route],
     *,
     root: str,
     keyed: bool,
@@ -90,16 +99,16 @@ def document(
     passed_on = {
         (_PARAMETER.sub("{}", one.path), method.lower()): one
         for one in endpoints
-        if one.by_engine
+        if one.handler == "engine"
         for method in one.methods
     }
-    for model in models:
-        for path, method, operation in _operations(model, passed_on.keys(), schemas):
+    for model, said in models:
+        for path, method, operation in _operations(model, said, passed_on.keys(), schemas):
             known = paths.setdefault(path, {}).setdefault(method, operation)
             known["x-models"].append(model.id)
-    _name_models(paths, {model.id: model for model in models}, schemas, has_default)
+    _name_models(paths, models, schemas, has_default)
     for one in endpoints:
-        for method in () if one.by_engine else one.methods:
+        for method in () if one.handler == "engine" else one.methods:
             paths.setdefault(one.path, {})[method.lower()] = _own(one, method)
     _describe_answers(paths, schemas)
     if administered:
@@ -120,18 +129,17 @@ def document(
 
 
 def _said(models: Sequence[Described]) -> str:
-    silent = ", ".join(model.id for model in models if model.document is None)
-    text = f"One gateway to {', '.join(model.id for model in models)}."
+    silent = ", ".join(model.id for model, said in models if said is None)
+    text = f"One gateway to {', '.join(model.id for model, _ in models)}."
     more = f" The endpoints of {silent} are left out: no replica that describes them is ready."
     return text + (more if silent else "")
 
 
 def _operations(
-    model: Described, passed_on: Set[tuple[str, str]], schemas: _Schemas
+    model: ServedModel, document: Document | None, passed_on: Set[tuple[str, str]], schemas: _Schemas
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Path, method and operation of each endpoint of a model."""
-    document = model.document
-    for path in model.own_paths:
+    for path in model.paths:
         yield path, "post", _operation({"summary": f"An endpoint of {model.id}'s own", "requestBody": _BODY})
     if document is None:
         return
@@ -146,12 +154,11 @@ def _operations(
 
 def _name_models(
     paths: Mapping[str, Mapping[str, Any]],
-    models: Mapping[str, Described],
+    models: Sequence[Described],
     schemas: _Schemas,
     has_default: bool,
 ) -> None:
     """Says in the bodies of requests to engines which models there are, and that one must be named."""
-    silent = [model for model in models.values() if model.document is None]  # may have any endpoint
     asked: dict[str, dict[str, None]] = {}
     for operation in (one for methods in paths.values() for one in methods.values()):
         for name in _references(operation.get("requestBody")):
@@ -159,26 +166,55 @@ def _name_models(
     for name, ids in asked.items():
         schema = schemas.known.get(name, {})
         if "model" in schema.get("properties", {}):
-            schema["properties"]["model"] = _model_names([*(models[model_id] for model_id in ids), *silent])
+            may = [model for model, said in models if model.id in ids or said is None]  # of any endpoint
+            schema["properties"]["model"] = _model_names(may)
             if not has_default:
                 schema["required"] = [*dict.fromkeys([*schema.get("required", ()), "model"])]
 
 
-def _model_names(models: Sequence[Described]) -> dict[str, Any]:
-    names: dict[str, Any] = {"enum": [name for model in models for name in model.names]}
-    bases = [re.escape(name) for model in models if model.adapters for name in model.names]
+def _model_names(models: Sequence[ServedModel]) -> dict[str, Any]:
+    names: dict[str, Any] = {"enum": [name for model in models for name in (model.id, *model.aliases)]}
+    bases = [re.escape(name) for one in models if one.adapter_slots for name in (one.id, *one.aliases)]
     if bases:
         names = {"anyOf": [names, {"pattern": f"^({'|'.join(bases)}):."}]}
     return {"title": "Model", "type": "string", **names}
 
 
+class Listed(BaseModel, Generic[T]):
+    """A page of a list."""
+
+    object: Literal["list"]
+    data: list[T]
+
+
 def _describe_answers(paths: Mapping[str, Mapping[str, Any]], schemas: _Schemas) -> None:
-    document, references = answers()
-    renamed = schemas.add(document)
-    for (path, method), reference in references.items():
+    """By the types of OpenAI's client, whose import takes a second: engines describe their requests only."""
+    from openai.types import Batch, Completion, CreateEmbeddingResponse, FileDeleted, FileObject, Model
+    from openai.types.chat import ChatCompletion
+
+    types: dict[tuple[str, str], type[BaseModel]] = {
+        ("/v1/chat/completions", "post"): ChatCompletion,
+        ("/v1/completions", "post"): Completion,
+        ("/v1/embeddings", "post"): CreateEmbeddingResponse,
+        ("/v1/models", "get"): Listed[Model],
+        ("/v1/models/{id}", "get"): Model,
+        ("/v1/files", "get"): Listed[FileObject],
+        ("/v1/files", "post"): FileObject,
+        ("/v1/files/{id}", "get"): FileObject,
+        ("/v1/files/{id}", "delete"): FileDeleted,
+        ("/v1/batches", "get"): Listed[Batch],
+        ("/v1/batches", "post"): Batch,
+        ("/v1/batches/{id}", "get"): Batch,
+        ("/v1/batches/{id}/cancel", "post"): Batch,
+    }
+    found, components = models_json_schema(
+        [(one, "serialization") for one in dict.fromkeys(types.values())], ref_template=_REFERENCE + "{model}"
+    )
+    renamed = schemas.add({"components": {"schemas": components["$defs"]}})
+    for (path, method), one in types.items():
         if operation := paths.get(path, {}).get(method):
-            content = {"application/json": {"schema": renamed(reference)}}
-            content |= {"text/event-stream": {}} if path in STREAMED else {}
+            content = {"application/json": {"schema": renamed(found[one, "serialization"])}}
+            content |= {"text/event-stream": {}} if path in _STREAMED else {}
             operation["responses"]["200"] = {"description": "The answer", "content": content}
 
 
@@ -197,47 +233,45 @@ def _operation(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _own(endpoint: Endpoint, method: str) -> dict[str, Any]:
+def _own(endpoint: Route, method: str) -> dict[str, Any]:
     kind = _KINDS.get(endpoint.path, "application/json")
-    names = [name[1:-1] for name in _PARAMETER.findall(endpoint.path)]
+    parameters = [
+        {"name": name[1:-1], "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in _PARAMETER.findall(endpoint.path)
+    ]
     return {
         "summary": _OWN[endpoint.path],
         "tags": ["Service"],
-        **({"parameters": [_in_path(name) for name in names]} if names else {}),
+        **({"parameters": parameters} if parameters else {}),
         **({"security": []} if endpoint.public else {}),
-        **({"requestBody": BODIES[endpoint.path]} if method == "POST" and endpoint.path in BODIES else {}),
+        **({"requestBody": _BODIES[endpoint.path]} if method == "POST" and endpoint.path in _BODIES else {}),
         "responses": {"200": {"description": "The answer", "content": {kind: {}}}, "default": _ERROR},
     }
 
 
-def _in_path(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-
-
 def _administration() -> dict[str, Any]:
     status = {"summary": "Desired and actual state of every replica"}
-    named = {operation: {"summary": f"{operation} of the fleet"} for operation in operations.OPERATIONS}
     common = {
         "tags": ["Administration"],
         "security": [{"admin_key": []}],
         "responses": {"200": {"description": "What replicas answered"}, "default": _ERROR},
     }
     return {"/admin/status": {"get": status | common}} | {
-        f"/admin/{operation}": {"post": said | {"requestBody": _BODY} | common}
-        for operation, said in named.items()
+        f"/admin/{one}": {"post": {"summary": f"{one} of the fleet", "requestBody": _BODY} | common}
+        for one in operations.OPERATIONS
     }
 
 
-_ENVELOPE = msgspec.json.schema_components([Envelope], ref_template=REFERENCE + "{name}")[1]
+_ENVELOPE = msgspec.json.schema_components([Envelope], ref_template=_REFERENCE + "{name}")[1]
 _ERROR = {
     "description": "An error; on paths of Anthropic's Messages in their form",
-    "content": {"application/json": {"schema": {"$ref": f"{REFERENCE}Envelope"}}},
+    "content": {"application/json": {"schema": {"$ref": f"{_REFERENCE}Envelope"}}},
 }
 
 
 def _generation(schemas: _Schemas) -> dict[str, Any]:
     (asked, answer), components = msgspec.json.schema_components(
-        [generation.GenerateRequest, generation.GenerateResponse], ref_template=REFERENCE + "{name}"
+        [generation.GenerateRequest, generation.GenerateResponse], ref_template=_REFERENCE + "{name}"
     )
     schemas.known |= components
     body = {"content": {"application/json": {"schema": asked}}, "required": True}
@@ -249,7 +283,7 @@ def _generation(schemas: _Schemas) -> dict[str, Any]:
 class _Schemas:
     """Schemas of all engines. Those of one that differ under the same name get a number."""
 
-    known: dict[str, Any] = field(default_factory=lambda: _ENVELOPE | BATCH_SCHEMAS)
+    known: dict[str, Any] = field(default_factory=lambda: _ENVELOPE | _BATCH_SCHEMAS)
     given: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
 
     def add(self, document: Document) -> Callable[[Any], Any]:
@@ -263,15 +297,8 @@ class _Schemas:
         suffix = str(number + 1) if differs else ""
 
         def renamed(value: Any) -> Any:
-            if isinstance(value, dict):
-                entries = cast("dict[str, Any]", value)
-                return {
-                    name: inner + suffix
-                    if name == "$ref" and isinstance(inner, str) and inner.startswith(REFERENCE)
-                    else renamed(inner)
-                    for name, inner in entries.items()
-                }
-            return [renamed(one) for one in cast("list[Any]", value)] if isinstance(value, list) else value
+            text = _REFERENCES.sub(rb"\g<0>" + suffix.encode(), msgspec.json.encode(value))
+            return msgspec.json.decode(text)
 
         self.known |= {name + suffix: renamed(schema) for name, schema in new.items()}
         return renamed
@@ -279,7 +306,7 @@ class _Schemas:
     def needed(self, paths: Mapping[str, Any]) -> dict[str, Any]:
         """Those that `paths` refer to, and those that these refer to."""
         found: dict[str, Any] = {}
-        waiting = list(_references(paths))
+        waiting = _references(paths)
         while waiting:
             name = waiting.pop()
             if name not in found and name in self.known:
@@ -288,13 +315,5 @@ class _Schemas:
         return dict(sorted(found.items()))
 
 
-def _references(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for name, inner in cast("dict[str, Any]", value).items():
-            if name == "$ref" and isinstance(inner, str) and inner.startswith(REFERENCE):
-                yield inner.removeprefix(REFERENCE)
-            else:
-                yield from _references(inner)
-    elif isinstance(value, list):
-        for one in cast("list[Any]", value):
-            yield from _references(one)
+def _references(value: Any) -> list[str]:
+    return [name.decode() for name in _REFERENCES.findall(msgspec.json.encode(value))]

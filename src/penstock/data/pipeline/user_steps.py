@@ -1,7 +1,9 @@
-"""The last stage of a processor: result columns beside the user's, and the user's postprocessing.
+"""The first and the last stage of a processor: the user's preprocessing, with the request made of its result;
+and result columns beside the user's, with the user's postprocessing.
 
-Runs after the engine stage, in separate tasks or actors. A failed row skips postprocessing and keeps the
-user's columns, with `error`; so does a row that postprocessing itself breaks.
+They run before and after the engine stage, in separate tasks or actors. An exception here fails the row,
+never the pipeline. A failed row skips postprocessing and keeps the user's columns, with `error`; so does a
+row that postprocessing itself breaks.
 """
 
 from __future__ import annotations
@@ -14,17 +16,24 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
-from penstock.data.pipeline.batch_columns import FIELDS, OUTCOME, ROW, Row, Table, unpack, user_rows
+from penstock.data.pipeline.batch_columns import (
+    FIELDS,
+    OUTCOME,
+    REQUEST,
+    ROW,
+    Row,
+    Table,
+    check_names,
+    pack,
+    unpack,
+    user_rows,
+)
 from penstock.data.pipeline.user_function import UserFunction
 from penstock.data.results.merge import merge, row_view
-from penstock.data.results.outcome import Failure, Outcome, failed
+from penstock.data.results.outcome import SKIPPED, Failure, Outcome, failed
 from penstock.errors import BadRequest, Error
 
-ResultColumns = Callable[[Outcome, Mapping[str, Any]], dict[str, Any]]
-"""From an outcome and what preprocessing returned, the result columns, `error` among them."""
-
-RequestFields = Callable[[Mapping[str, Any]], set[str]]
-"""Of what preprocessing returned, the names that belong to the request."""
+Fields = Mapping[str, Any]
 
 ERROR = "error"
 
@@ -38,16 +47,58 @@ class RowFailed(Error):
     code = "row_failed"
 
 
+class Preprocess:
+    """Batch of rows -> the same, with REQUEST, FIELDS and OUTCOME beside the user's columns."""
+
+    def __init__(
+        self, function: Any, build_request: Callable[[Fields, Fields], Any], is_packed: bool = False
+    ) -> None:
+        """build_request: see `StageSpec`. is_packed: batches have only the column ROW, of this driver's."""
+        self._function = UserFunction(function, "preprocess") if function is not None else None
+        self._build_request = build_request
+        self._is_packed = is_packed
+
+    def __call__(self, batch: Table) -> Table:
+        """Raises: ConfigError when a column of the user's has a reserved name."""
+        if not self._is_packed:
+            check_names(batch.column_names)
+        rows = user_rows(batch, self._is_packed)
+        returned = self._function(rows) if self._function is not None else rows
+        built = [self._built(fields, row) for fields, row in zip(returned, rows, strict=True)]
+        outcomes = [one if isinstance(one, Outcome) else None for one in built]
+        requests = [one if outcome is None else None for one, outcome in zip(built, outcomes, strict=True)]
+        fields = [one if isinstance(one, Mapping) else None for one in returned]
+        for name, values in ((REQUEST, requests), (FIELDS, fields), (OUTCOME, outcomes)):
+            batch = batch.append_column(name, pack(values))
+        return batch
+
+    def _built(self, fields: Any, row: Row) -> Any:
+        """The row's request, or the outcome of a row that has none."""
+        if isinstance(fields, Outcome):
+            return fields
+        if fields is None:
+            return SKIPPED
+        try:
+            if not isinstance(fields, Mapping):
+                found = type(fields).__name__  # pyright: ignore[reportUnknownArgumentType]
+                raise BadRequest(
+                    f"preprocess returned {found}; return a dict of fields, or None to skip the row."
+                )
+            return self._build_request(fields, row)  # pyright: ignore[reportUnknownArgumentType]
+        except Exception as error:
+            return failed(Failure.from_error(error, "preprocess"))
+
+
 @dataclass(eq=False)
 class Postprocess:
     """Batch with FIELDS and OUTCOME -> the pipeline's output.
 
-    names_failures: whether each row gets INFERENCE_ERROR.
+    columns, request_fields: see `StageSpec`. names_failures: whether each row gets INFERENCE_ERROR.
     """
 
     function: Any
-    columns: ResultColumns
-    request_fields: RequestFields
+    columns: Callable[[Outcome, Fields], dict[str, Any]]
+    request_fields: Callable[[Fields], set[str]]
     continue_on_error: bool
     is_packed: bool = False
     names_failures: bool = False
@@ -126,14 +177,7 @@ class CastEmptyColumns:
 def _as_columns(rows: list[Row]) -> dict[str, Any]:
     """One column for each name in any row; None for rows without it."""
     names = dict.fromkeys(name for row in rows for name in row)
-    return {name: _column([row.get(name) for row in rows]) for name in names}
-
-
-def _column(values: list[Any]) -> Any:
-    column = np.empty(len(values), dtype=object)
-    for n, value in enumerate(values):
-        column[n] = value
-    return column
+    return {name: np.fromiter((row.get(name) for row in rows), object, len(rows)) for name in names}
 
 
 def _check_all_ok(rows: list[Row]) -> None:
