@@ -1,5 +1,5 @@
 # Two targets do everything on a fresh machine: `make serve` and `make test`.
-.PHONY: serve test test-all test-gpu test-ray test-vllm fuzz coverage check models fast-models bench docs sglang clients clean
+.PHONY: serve test test-all test-gpu test-ray test-vllm fuzz mutants coverage check models fast-models bench docs sglang clients clean
 .DEFAULT_GOAL := help
 
 # Where Python may not write bytecode, as in many images, each start of an engine compiles 20 s anew.
@@ -16,6 +16,7 @@ help:
 	@echo "make test-ray RAY=2.57.1   set up, then tests of serving and batch jobs with that version of Ray"
 	@echo "make test-vllm VLLM=0.31.0   set up, then the engine's tests with that version of vLLM"
 	@echo "make fuzz      set up, then odd requests, bytes and batch jobs for MINUTES=30"
+	@echo "make mutants   set up, then changes of single lines of what decides most: which does no test notice?"
 	@echo "make coverage  set up, then the lines of src/ that the fast tier runs (FULL=1: all tests)"
 	@echo "make check     set up, then format, lint, types, directions of imports, features without a test, the manual"
 	@echo "make models    set up, then the small models that tests use"
@@ -80,6 +81,9 @@ fuzz: $(READY)
 	end=$$(($$(date +%s) + 60 * $(MINUTES))); while [ $$(date +%s) -lt $$end ]; do \
 		INTERLEAVING_SEED=$$(date +%s) $(BIN)/python -m tests.interleaving -x || exit 1; \
 		$(PYTEST) -x -q --timeout 0 --hypothesis-profile fuzz $(T) $(FUZZ) || exit 1; done
+
+mutants: $(READY)
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 # Every process that tests start is measured, but for those that are killed.
 coverage: export COVERAGE_FILE := $(CURDIR)/build/coverage/data

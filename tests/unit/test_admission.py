@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import Overloaded
+from penstock.errors import Overloaded, Unavailable
 from penstock.metrics import GatewayMetrics
-from penstock.serve.fleet.replica import Lease, Tried
+from penstock.serve.fleet.replica import Lease, Replica, Tried
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.admission import AdmissionQueue
 from penstock.serve.gateway.catalogue import ServedModel
@@ -28,7 +29,7 @@ SLOTS, MOST, MOST_BATCH = 3, 3, 2
 class Desk:
     """A queue before one replica, and the requests that have come."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST) -> None:
         self.table = Table("n")
         self.table.set_members("m", {"a": Address("a", "n", None, None, None, "")})
         [self.replica] = self.table.members("m")
@@ -38,7 +39,7 @@ class Desk:
             "m",
             1,
             max_ongoing_requests=SLOTS,
-            max_queued_requests=MOST,
+            max_queued_requests=most,
             max_queued_batch=MOST_BATCH,
         )
         metrics = GatewayMetrics().model("m")
@@ -47,8 +48,11 @@ class Desk:
         self.held: list[Lease] = []
         self.granted: list[int] = []
 
-    async def arrive(self, tier: Tier) -> int:
-        acquiring = self.queue.acquire(RoutingRequest(), Tried(), Timing(), tier=tier)
+    async def arrive(self, tier: Tier, failed: Replica | None = None) -> int:
+        tried = Tried()
+        if failed is not None:
+            tried.add(failed)
+        acquiring = self.queue.acquire(RoutingRequest(), tried, Timing(), tier=tier)
         number = len(self.arrived)
         self.arrived.append((tier, asyncio.create_task(acquiring)))
         await self.settle()
@@ -159,3 +163,64 @@ async def test_batch_makes_no_room_for_itself_among_online_requests():
     assert desk.waiting() == {DEFAULT: MOST, FLEX: MOST_BATCH}
     while desk.held:
         await desk.finish()
+
+
+async def test_one_that_leaves_as_room_comes_leaves_it_to_the_next():
+    desk = Desk()
+    for _ in range(SLOTS + 2):
+        await desk.arrive(DEFAULT)
+    desk.arrived[SLOTS][1].cancel()
+    await desk.finish()
+    assert desk.granted[-1] == SLOTS + 1
+
+
+async def test_a_request_that_a_replica_failed_waits_where_new_ones_may_not():
+    desk = Desk(most=0)
+    for _ in range(SLOTS):
+        await desk.arrive(DEFAULT)
+    other = Replica("m", Address("b", "n", None, None, None, ""))
+    again, new = await desk.arrive(DEFAULT, other), await desk.arrive(DEFAULT)
+    with pytest.raises(Overloaded):
+        desk.arrived[new][1].result()
+    await desk.finish()
+    assert desk.granted[-1] == again
+
+
+@pytest.fixture
+async def timers(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.TimerHandle]:
+    """All that the loop is given."""
+    loop, found = asyncio.get_running_loop(), list[asyncio.TimerHandle]()
+    later = loop.call_later
+
+    def call_later(*args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+        found.append(later(*args, **kwargs))
+        return found[-1]
+
+    monkeypatch.setattr(loop, "call_later", call_later)
+    return found
+
+
+async def test_the_end_of_a_wait_ends_its_timer(timers: list[asyncio.TimerHandle]):
+    desk = Desk()
+    for _ in range(SLOTS + 2):
+        await desk.arrive(DEFAULT)
+    await desk.leave(SLOTS)
+    await desk.finish()
+    assert [timer.cancelled() for timer in timers] == [True, True]
+
+
+async def test_a_gateway_that_stops_ends_waits_for_a_replica_and_none_for_room(
+    timers: list[asyncio.TimerHandle],
+):
+    desk = Desk()
+    for _ in range(SLOTS + 1):
+        await desk.arrive(DEFAULT)
+    desk.queue.drain()
+    await desk.settle()
+    assert desk.waiting() == {DEFAULT: 1}
+    assert [timer.cancelled() for timer in timers] == [True, False]  # the latter looks again
+    desk.table.lost(desk.replica)
+    desk.queue.drain()
+    await desk.settle()
+    with pytest.raises(Unavailable, match="1 starting or restarting"):
+        desk.arrived[-1][1].result()
