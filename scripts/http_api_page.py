@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.openai.paths import ENGINE_PATHS
-from penstock.serve.gateway.routes import RESERVED, Handler, Route, find
+from penstock.serve.gateway.routes import RESERVED, Route, find
 
 _INTRODUCTION = """\
 # HTTP API
@@ -97,4 +97,4 @@ def _row(path: str, says: str) -> str:
 def _key(route: Route) -> str:
     if route.public:
         return "none"
-    return "admin key" if route.handler is Handler.ADMIN else "API key"
+    return "admin key" if route.handler == "admin" else "API key"

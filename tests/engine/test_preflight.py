@@ -13,7 +13,7 @@ from ports import unused
 
 from penstock.preflight.files import ModelFiles
 from penstock.preflight.fit import dtype_of, fit
-from penstock.preflight.model import Model
+from penstock.preflight.model import ModelSize
 from penstock.preflight.sizes import Sizes
 from penstock.preflight.weights import COMPARED
 
@@ -61,7 +61,7 @@ def said(theirs: dict[str, Any], gpus: int, kv_cache_dtype: str) -> dict[str, An
         mamba_ssm_cache_dtype="float32",
         enable_prefix_caching=theirs["prefix_caching"],
     )
-    model = Model.of(files.read("config.json"))
+    model = ModelSize.of(files.read("config.json"))
     weights = files.weights(model, dtype_of(model, sizes, None))
     assert weights is not None
     found = fit(model, weights, sizes, None)

@@ -7,14 +7,14 @@ In the order of a call: `examine`, `files`, `model` (what config.json says), `si
 from penstock.preflight.devices import Devices, devices_here, parse_devices
 from penstock.preflight.examine import Examined, examine
 from penstock.preflight.files import ModelFiles
-from penstock.preflight.fit import Fit
+from penstock.preflight.fit import MemoryFit
 from penstock.preflight.loading import Mistake
 from penstock.preflight.sizes import Sizes
 
 __all__ = [
     "Devices",
     "Examined",
-    "Fit",
+    "MemoryFit",
     "Mistake",
     "ModelFiles",
     "Sizes",

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.preflight.model import DTYPE_BYTES, Layer, Model
+from penstock.preflight.model import DTYPE_BYTES, ModelLayer, ModelSize
 from penstock.preflight.sizes import Sizes
 
 
@@ -30,7 +30,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class CachePool:
     """token_bytes: of one more token while no window is full. state_bytes: of a request at any length."""
 
     block_bytes: int
@@ -56,7 +56,7 @@ class Pool:
         return low
 
 
-def pool(model: Model, sizes: Sizes, dtype: str, batched: int) -> Pool | None:
+def pool(model: ModelSize, sizes: Sizes, dtype: str, batched: int) -> CachePool | None:
     """None where no layer keeps anything. batched: tokens of a step.
 
     Raises: ValueError for a cache whose size is not known.
@@ -76,7 +76,7 @@ def pool(model: Model, sizes: Sizes, dtype: str, batched: int) -> Pool | None:
     page = max(page, *(block * size for size in tokens.values())) if tokens else page
     in_flight = batched * (1 + sizes.async_scheduling if stages == 1 else stages)
 
-    def group(layer: Layer) -> Group:
+    def group(layer: ModelLayer) -> Group:
         if layer.state:  # with older states, at which another request may begin
             kept = 3 if layer.state.groups else 2
             return Group(fixed=kept if tokens and sizes.enable_prefix_caching else 1)
@@ -99,10 +99,12 @@ def pool(model: Model, sizes: Sizes, dtype: str, batched: int) -> Pool | None:
         )
     grown = sum(tokens[layer] for layer in layers if layer.kind not in ("cross", "state"))
     fixed = sum(states[layer] for layer in layers if layer in states)
-    return Pool(math.ceil(held / stages), tuple(groups), math.ceil(grown / stages), math.ceil(fixed / stages))
+    return CachePool(
+        math.ceil(held / stages), tuple(groups), math.ceil(grown / stages), math.ceil(fixed / stages)
+    )
 
 
-def _item_bytes(model: Model, sizes: Sizes, dtype: str) -> int:
+def _item_bytes(model: ModelSize, sizes: Sizes, dtype: str) -> int:
     scheme: Any = model.quantisation.get("kv_cache_scheme") or {}
     kind = "fp8" if sizes.kv_cache_dtype == "auto" and scheme.get("num_bits") == 8 else sizes.kv_cache_dtype
     item = (
@@ -113,7 +115,7 @@ def _item_bytes(model: Model, sizes: Sizes, dtype: str) -> int:
     return item
 
 
-def _state_bytes(layer: Layer, sizes: Sizes, dtype: str) -> int:
+def _state_bytes(layer: ModelLayer, sizes: Sizes, dtype: str) -> int:
     state, tensor = layer.state, sizes.tensor_parallel_size
     assert state is not None
     recurrent = (

@@ -11,9 +11,9 @@ from penstock.engines.weights import Broken, check
 from penstock.preflight import loading
 from penstock.preflight.devices import Devices
 from penstock.preflight.files import ModelFiles
-from penstock.preflight.fit import Fit, dtype_of, fit
+from penstock.preflight.fit import MemoryFit, dtype_of, fit
 from penstock.preflight.loading import Mistake
-from penstock.preflight.model import Model
+from penstock.preflight.model import ModelSize
 from penstock.preflight.sizes import Sizes
 
 
@@ -22,8 +22,8 @@ class Examined:
     """said: mistakes, and as plain texts what users should know and what is not known."""
 
     said: tuple[Mistake | str, ...]
-    model: Model | None = None
-    fit: Fit | None = None
+    model: ModelSize | None = None
+    fit: MemoryFit | None = None
 
     @property
     def mistakes(self) -> list[Mistake]:
@@ -50,7 +50,7 @@ def examine(
         both = isinstance(value, Mapping) and isinstance(config.get(name), Mapping)
         config[name] = {**config[name], **value} if both else value
     try:
-        model = Model.of(config, pooling={"pooling": True, "generate": False}.get(runner))
+        model = ModelSize.of(config, pooling={"pooling": True, "generate": False}.get(runner))
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
         return Examined((f"not known: what it takes; its config.json does not say {error}.",))
     sizes, found = Sizes.of(arguments), None

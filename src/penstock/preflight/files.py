@@ -15,8 +15,8 @@ from penstock.engines import weights as headers
 from penstock.engines.weights import Tensor
 from penstock.errors import DownloadFailed
 from penstock.preflight import weights
-from penstock.preflight.model import Model
-from penstock.preflight.weights import Weights
+from penstock.preflight.model import ModelSize
+from penstock.preflight.weights import ModelWeights
 
 _SMALL = ("*.json", "*.jinja", "tokenizer.model*", "spiece.model", "*.tiktoken", "vocab.txt", "merges.txt")
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
@@ -58,7 +58,7 @@ class ModelFiles:
             return {}
         return {name: one for shard in shards for name, one in headers.tensors(self.folder / shard).items()}
 
-    def weights(self, model: Model, dtype: str) -> Weights | None:
+    def weights(self, model: ModelSize, dtype: str) -> ModelWeights | None:
         """None where there are none. Raises: Broken."""
         if self.tensors:
             return weights.of_tensors(self.tensors, model)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.preflight.cache import Pool, pool
+from penstock.preflight.cache import CachePool, pool
 from penstock.preflight.devices import GIB, Devices
-from penstock.preflight.model import DTYPE_BYTES, Model
+from penstock.preflight.model import DTYPE_BYTES, ModelSize
 from penstock.preflight.sizes import Sizes
-from penstock.preflight.weights import Weights
+from penstock.preflight.weights import ModelWeights
 
 _GRAPHS_BYTES, _DRIVER_BYTES, _LINKS_BYTES = GIB // 2, GIB // 3, GIB // 2
 """Estimates: of CUDA graphs, of the driver, and of NCCL where an engine has several GPUs."""
@@ -20,7 +20,7 @@ _QUANTISED = {"fp8": "--quantization fp8", "4 bits": "a checkpoint in 4 bits (AW
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class MemoryFit:
     """Bytes on each GPU. context: tokens of a full request. ways: what helps where it lacks, and its result.
 
     Without `devices` only what does not depend on them is meant.
@@ -34,7 +34,7 @@ class Fit:
     exact: bool
     adapters_bytes: int
     reserve_bytes: int
-    pool: Pool | None
+    pool: CachePool | None
     ways: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -84,7 +84,7 @@ class Fit:
         return longest // _STEP * _STEP
 
 
-def dtype_of(model: Model, sizes: Sizes, devices: Devices | None) -> str:
+def dtype_of(model: ModelSize, sizes: Sizes, devices: Devices | None) -> str:
     """What vLLM's `auto` comes to: float32 is halved, and what the GPU cannot compute is replaced."""
     if sizes.dtype != "auto":
         return {"half": "float16", "float": "float32"}.get(sizes.dtype, sizes.dtype)
@@ -95,7 +95,7 @@ def dtype_of(model: Model, sizes: Sizes, devices: Devices | None) -> str:
     return "float16" if (model.pooling or not has_bfloat16) and not no_float16 else "bfloat16"
 
 
-def fit(model: Model, weights: Weights, sizes: Sizes, devices: Devices | None) -> Fit:
+def fit(model: ModelSize, weights: ModelWeights, sizes: Sizes, devices: Devices | None) -> MemoryFit:
     """How the model stands on these GPUs. Raises: ValueError for a cache whose size is not known."""
     found = _measured(model, weights, sizes, devices)
     return (
@@ -103,7 +103,7 @@ def fit(model: Model, weights: Weights, sizes: Sizes, devices: Devices | None) -
     )
 
 
-def _measured(model: Model, weights: Weights, sizes: Sizes, devices: Devices | None) -> Fit:
+def _measured(model: ModelSize, weights: ModelWeights, sizes: Sizes, devices: Devices | None) -> MemoryFit:
     dtype, tensor = dtype_of(model, sizes, devices), sizes.tensor_parallel_size
     tokens, seqs = _batch(sizes, devices)
     asked = sizes.quantization if not model.quantisation else None
@@ -114,7 +114,7 @@ def _measured(model: Model, weights: Weights, sizes: Sizes, devices: Devices | N
     activations = tokens * (6 * model.hidden + 3 * model.inner // tensor) * DTYPE_BYTES[dtype]
     logits = min(seqs, tokens) * model.vocab * (DTYPE_BYTES[dtype] + 8)
     fixed = _DRIVER_BYTES + _GRAPHS_BYTES * (not sizes.enforce_eager) + _LINKS_BYTES * (sizes.gpus > 1)
-    found = Fit(
+    found = MemoryFit(
         sizes=sizes,
         devices=devices,
         dtype=dtype,
@@ -136,10 +136,10 @@ def _batch(sizes: Sizes, devices: Devices | None) -> tuple[int, int]:
     return sizes.max_num_batched_tokens or tokens, sizes.max_num_seqs or (1024 if large else 256)
 
 
-def _ways(model: Model, weights: Weights, found: Fit) -> Iterator[tuple[str, str]]:
+def _ways(model: ModelSize, weights: ModelWeights, found: MemoryFit) -> Iterator[tuple[str, str]]:
     """Each change with which one full request fits, by measuring again."""
 
-    def tried(**changes: Any) -> Fit:
+    def tried(**changes: Any) -> MemoryFit:
         return _measured(model, weights, replace(found.sizes, **changes), found.devices)
 
     splits = [

@@ -17,8 +17,8 @@ from penstock.engines import peft, weights
 from penstock.engines.vllm.arguments import names
 from penstock.preflight.devices import GIB, Devices
 from penstock.preflight.files import ModelFiles
-from penstock.preflight.fit import Fit
-from penstock.preflight.model import Model
+from penstock.preflight.fit import MemoryFit
+from penstock.preflight.model import ModelSize
 from penstock.preflight.sizes import Sizes
 
 _TOKENIZERS = re.compile(
@@ -49,7 +49,7 @@ def without_config(files: ModelFiles) -> Mistake | str:
     return Mistake(f"it has no config.json, so it is no model. {hint}")
 
 
-def of_sizes(model: Model, sizes: Sizes) -> Iterator[Mistake]:
+def of_sizes(model: ModelSize, sizes: Sizes) -> Iterator[Mistake]:
     """What vLLM would refuse of the sizes."""
     length, limit = sizes.max_model_len or 0, model.max_length
     if length > limit and os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") in (None, "0"):
@@ -66,7 +66,7 @@ def of_sizes(model: Model, sizes: Sizes) -> Iterator[Mistake]:
         yield Mistake(text, "pipeline_parallel_size")
 
 
-def of_files(files: ModelFiles, model: Model, arguments: Mapping[str, Any]) -> Iterator[Mistake]:
+def of_files(files: ModelFiles, model: ModelSize, arguments: Mapping[str, Any]) -> Iterator[Mistake]:
     """What is missing or broken in the files."""
     known, gone = names.architectures()
     name, own_code = model.architecture, "auto_map" in files.read("config.json")
@@ -119,7 +119,7 @@ def of_devices(sizes: Sizes, devices: Devices) -> Iterator[Mistake]:
         yield Mistake(text, "gpu_memory_utilization", certain=False)
 
 
-def of_fit(fit: Fit) -> Iterator[Mistake]:
+def of_fit(fit: MemoryFit) -> Iterator[Mistake]:
     """What lacks, and each way that works."""
     if not (fit.devices and fit.lacking_bytes):
         return
@@ -135,7 +135,7 @@ def of_fit(fit: Fit) -> Iterator[Mistake]:
     yield Mistake(text, certain=fit.certain)
 
 
-def of_template(files: ModelFiles, model: Model, arguments: Mapping[str, Any]) -> Iterator[Mistake | str]:
+def of_template(files: ModelFiles, model: ModelSize, arguments: Mapping[str, Any]) -> Iterator[Mistake | str]:
     """What is wrong with the chat template, or what users should know of it."""
     given = arguments.get("chat_template")
     try:

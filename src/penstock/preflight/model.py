@@ -62,7 +62,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class ModelLayer:
     """What a layer keeps: all tokens (`full`), the last `bound` (`window`, `chunk`), those of the encoder
     (`cross`), or a fixed amount (`state`). width: elements per token and KV head.
     """
@@ -75,7 +75,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelSize:
     """dtype: as config.json says, None where it does not. max_length: in tokens, by the key `length_key`;
     usual_length: where none is asked for. inner: the widest that one token gets inside a layer, in elements.
     unknown: what is not known of it.
@@ -84,7 +84,7 @@ class Model:
     architecture: str
     model_type: str
     dtype: str | None
-    layers: tuple[Layer, ...]
+    layers: tuple[ModelLayer, ...]
     blocks: int
     heads: int
     kv_heads: int
@@ -100,7 +100,7 @@ class Model:
     unknown: tuple[str, ...]
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], *, pooling: bool | None = None) -> Model:
+    def of(cls, config: Mapping[str, Any], *, pooling: bool | None = None) -> ModelSize:
         """Raises: KeyError, TypeError or ValueError for a config.json that lacks what its type needs."""
         text = _text(config)
         architecture = str((config.get("architectures") or ["?"])[0])
@@ -182,33 +182,33 @@ def _length(text: Mapping[str, Any], model_type: str) -> tuple[int, str, int]:
     return length, key, length
 
 
-def _layers(text: Mapping[str, Any], model_type: str, heads: int) -> tuple[list[Layer], list[str]]:
+def _layers(text: Mapping[str, Any], model_type: str, heads: int) -> tuple[list[ModelLayer], list[str]]:
     """What each layer keeps, and what is not known of it."""
     if model_type in _ENCODERS.split() or text.get("is_causal") is False:
         return [], []
     size = text.get("head_dim") or text.get("attention_head_dim")
     size = size or (_first(text, "hidden_size", "n_embd", "d_model") // heads if heads else 0)
-    full = Layer("full", _kv_heads(text, heads), 2 * size)
+    full = ModelLayer("full", _kv_heads(text, heads), 2 * size)
     if model_type == "whisper":
-        return [full, Layer("cross", full.heads, full.width)] * _first(text, "decoder_layers"), []
+        return [full, ModelLayer("cross", full.heads, full.width)] * _first(text, "decoder_layers"), []
     if model_type in _MLA and text.get("kv_lora_rank"):
-        full = Layer("full", 1, text["kv_lora_rank"] + text["qk_rope_head_dim"])
+        full = ModelLayer("full", 1, text["kv_lora_rank"] + text["qk_rope_head_dim"])
     unknown: list[str] = []
     if model_type not in {*_PLAIN.split(), *_MLA, *_RECURRENT}:
         unknown.append(f"what a model of type {model_type!r} keeps per token; counted like that of others")
-    kept: list[Layer] = []
+    kept: list[ModelLayer] = []
     for kind in _kinds(text, model_type)[: -(text.get("num_kv_shared_layers") or 0) or None]:
         if kind in ("full_attention", "attention", "both", "hybrid"):
             kept.append(full)
         elif kind == "sliding_attention":  # Cohere's windows look one token further back
             bound = text["sliding_window"] + (model_type == "cohere2")
-            kept.append(Layer("window", full.heads, full.width, bound))
+            kept.append(ModelLayer("window", full.heads, full.width, bound))
         elif kind == "chunked_attention":
-            kept.append(Layer("chunk", full.heads, full.width, text["attention_chunk_size"]))
+            kept.append(ModelLayer("chunk", full.heads, full.width, text["attention_chunk_size"]))
         elif kind not in ("mlp", "moe") and model_type not in _RECURRENT:
             unknown.append(f"what layers of kind {kind!r} keep; not counted")
         if kind in ("mamba", "linear_attention", "both", "hybrid") and model_type in _RECURRENT:
-            kept.append(Layer("state", state=_state(text, model_type)))
+            kept.append(ModelLayer("state", state=_state(text, model_type)))
     return kept, list(dict.fromkeys(unknown))
 
 

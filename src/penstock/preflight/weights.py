@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.engines.weights import Tensor
-from penstock.preflight.model import DTYPE_BYTES, Model
+from penstock.preflight.model import DTYPE_BYTES, ModelSize
 
 COMPARED = (
     "BertModel Cohere2ForCausalLM DeepseekV3ForCausalLM FalconH1ForCausalLM GPT2LMHeadModel "
@@ -44,7 +44,7 @@ _WHOLE = re.compile(  # the same on each GPU
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class ModelWeights:
     """tensors: of all files; empty where only their size is known, total_bytes as loaded.
 
     exact: by rules that a test compares with vLLM.
@@ -55,7 +55,7 @@ class Weights:
     exact: bool = False
 
     def on_one_gpu(
-        self, model: Model, dtype: str, tensor: int = 1, pipeline: int = 1, experts: int = 1
+        self, model: ModelSize, dtype: str, tensor: int = 1, pipeline: int = 1, experts: int = 1
     ) -> int:
         """On the GPU that holds most. experts: GPUs that share whole experts, 1 where each is split."""
         if not self.tensors:
@@ -66,32 +66,32 @@ class Weights:
             blocks, others = (blocks + held, others) if _BLOCK.search(name) else (blocks, others + held)
         return math.ceil(blocks * math.ceil(model.blocks / pipeline) / model.blocks) + others
 
-    def sides(self, model: Model) -> int:
+    def sides(self, model: ModelSize) -> int:
         """Of the matrices that an adapter may change: the sum of their rows and columns."""
         shapes = (one.shape for one in self.tensors.values() if len(one.shape) == 2)
         return sum(sum(shape) for shape in shapes if model.vocab not in shape)
 
-    def quantised(self, model: Model, dtype: str, method: str) -> Weights:
+    def quantised(self, model: ModelSize, dtype: str, method: str) -> ModelWeights:
         """Estimated: all but the embeddings in the bits that the method's name says, and scales."""
         part = 0.28 if "4" in method else 0.52 if "8" in method else 1
         whole = self.on_one_gpu(model, dtype)
         kept = sum(one.size_bytes for one in self.tensors.values() if model.vocab in one.shape)
-        return Weights({}, round(kept + (whole - kept) * part))
+        return ModelWeights({}, round(kept + (whole - kept) * part))
 
 
-def of_tensors(tensors: Mapping[str, Tensor], model: Model) -> Weights:
+def of_tensors(tensors: Mapping[str, Tensor], model: ModelSize) -> ModelWeights:
     """Of a checkpoint whose headers are all here."""
     as_compared = model.pooling == (model.architecture == "BertModel") and not model.quantisation
-    return Weights(tensors, exact=as_compared and model.architecture in COMPARED.split())
+    return ModelWeights(tensors, exact=as_compared and model.architecture in COMPARED.split())
 
 
-def of_files(size_bytes: int, model: Model, dtype: str) -> Weights:
+def of_files(size_bytes: int, model: ModelSize, dtype: str) -> ModelWeights:
     """Of files of which only the size is known. Floats are converted to `dtype` when they are loaded."""
     stored = DTYPE_BYTES.get(model.dtype or dtype, 2)
-    return Weights({}, size_bytes if model.quantisation else size_bytes * DTYPE_BYTES[dtype] // stored)
+    return ModelWeights({}, size_bytes if model.quantisation else size_bytes * DTYPE_BYTES[dtype] // stored)
 
 
-def _held_bytes(name: str, one: Tensor, model: Model, dtype: str, tensor: int, experts: int) -> int:
+def _held_bytes(name: str, one: Tensor, model: ModelSize, dtype: str, tensor: int, experts: int) -> int:
     """Of one tensor on one GPU."""
     if _LEFT_OUT.search(name) or (model.tied and name.endswith(("lm_head.weight", "proj_out.weight"))):
         return 0
@@ -116,7 +116,7 @@ def _held_bytes(name: str, one: Tensor, model: Model, dtype: str, tensor: int, e
     return items * (4 if _IN_FLOAT32.search(name) else DTYPE_BYTES[dtype])
 
 
-def _split(name: str, one: Tensor, model: Model, tensor: int, experts: int) -> int:
+def _split(name: str, one: Tensor, model: ModelSize, tensor: int, experts: int) -> int:
     """Over how many GPUs a tensor is split."""
     if ".experts." in name:
         return max(tensor, experts)

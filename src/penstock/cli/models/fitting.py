@@ -14,7 +14,7 @@ from penstock.config.derive.prefill import halves
 from penstock.config.messages.location import Location
 from penstock.engines.vllm.arguments.defaults import Shape, with_defaults
 from penstock.errors import ConfigError, Error
-from penstock.preflight import Devices, Examined, Fit, Mistake, ModelFiles, examine
+from penstock.preflight import Devices, Examined, MemoryFit, Mistake, ModelFiles, examine
 from penstock.preflight.devices import GIB, devices_here, parse_devices
 
 
@@ -88,7 +88,7 @@ def rows(found: Examined) -> Iterator[tuple[str, str]]:
     yield "KV cache", _cache(fit)
 
 
-def _cache(fit: Fit) -> str:
+def _cache(fit: MemoryFit) -> str:
     if (pool := fit.pool) is None:
         return "none: it keeps nothing of a request"
     sizes = {"token": pool.token_bytes, "request": pool.state_bytes}
