@@ -117,6 +117,7 @@ class JobMachine(RuleBasedStateMachine):
         self.replies: set[str | None] = set()
         self.has_sibling = self.finished = False
         self.unsynced: list[Path] = []
+        self.threads = set(threading.enumerate())
 
     @initialize(
         job=jobs(),
@@ -484,8 +485,8 @@ class JobMachine(RuleBasedStateMachine):
             file.name for file in self.journal.files() if file.name.startswith("drivers/")
         ]
         assert not list(Path(tempfile.gettempdir()).glob("penstock-*"))
-        threads = {thread.name for thread in threading.enumerate()}
-        assert not threads & {"journal", "heartbeat"}, threads
+        left = {thread.name for thread in set(threading.enumerate()) - self.threads}
+        assert not left & {"journal", "heartbeat"}, left
 
     def teardown(self) -> None:
         """In the end the user gets the output, with every row that can be answered."""
