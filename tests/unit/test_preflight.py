@@ -298,10 +298,6 @@ BROKEN: dict[str, tuple[Any, str]] = {
         lambda m: change(m / "tokenizer_config.json", chat_template="{% if x %}"),
         "the chat template does not render a chat: TemplateSyntaxError",
     ),
-    "template refuses": (
-        lambda m: (m / "chat_template.jinja").write_text("{{ raise_exception('never') }}"),
-        "does not render a chat: TemplateError: never. Correct it, or give another (`--chat-template FILE`)",
-    ),
     "template escapes": (
         lambda m: (m / "chat_template.jinja").write_text("{{ messages.__class__.__mro__ }}"),
         "does not render a chat: SecurityError",
@@ -345,6 +341,14 @@ def test_what_would_stop_a_start_is_a_mistake_also_for_serve(llama: Path, mistak
 )
 def test_what_vllm_would_refuse_is_a_mistake(llama: Path, mistake, words: str, said: str):
     assert said in mistake(llama, *words.split(), gpu="B300:64")
+
+
+def test_a_template_that_wants_more_than_a_question_is_served(llama: Path, mistake):
+    (llama / "chat_template.jinja").write_text("{{ raise_exception('never') }}")
+    assert (
+        "does not render a chat: TemplateError: never. Correct it, or give another (`--chat-template FILE`)"
+    ) in mistake(llama, "--max-model-len", "8192", gpu="H100")
+    precheck._refuse_certain(make_plan(Arguments(sources=(str(llama),))))
 
 
 def test_all_mistakes_come_at_once(llama: Path, checked):

@@ -153,7 +153,11 @@ def of_template(files: ModelFiles, model: ModelSize, arguments: Mapping[str, Any
         yield "its chat template was not tried: jinja2 is not installed here."
     elif fault := _render_fault(template, special):
         text = f"the chat template does not render a chat: {fault}. Correct it, or give another"
-        yield Mistake(f"{text} (`--chat-template FILE`).", "chat_template" if given else None)
+        wants_more = not fault.startswith(
+            ("TemplateSyntaxError", "SecurityError")
+        )  # than a question, perhaps
+        argument = "chat_template" if given else None
+        yield Mistake(f"{text} (`--chat-template FILE`).", argument, certain=not wants_more)
 
 
 def _template(files: ModelFiles, given: str | None) -> str | None:
