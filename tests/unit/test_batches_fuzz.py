@@ -64,8 +64,10 @@ NEXT = {
 
 DAY_S = 86_400
 KEPT_S = 30 * DAY_S
-LATE_S = 120.0
-"""A batch ends so long after its window: 30 s for running requests, and pauses between tries."""
+LATE_S = 300.0
+"""A batch ends so long after its window: 30 s for running requests, and pauses between tries. Waits for claims
+of killed processes add up here, where calls of storage are made one after the other, not in threads.
+"""
 
 READY_S = 300.0
 """A process has its storage so long after its start."""
