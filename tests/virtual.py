@@ -175,7 +175,18 @@ class ClockLoop(Loop):
 
 @contextmanager
 def virtual(clock: Clock) -> Generator[None]:
-    """Whatever runs in the block takes its time from `clock`, and ids from Python's random numbers."""
+    """Whatever runs in the block takes its time from `clock`, and ids from Python's random numbers.
+
+    Threads that others have left in this process, of Ray for instance, keep the real time.
+    """
+    main = threading.get_ident()
+
+    def ours(virtual: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            current = threading.current_thread()
+            return (virtual if current.ident == main or hasattr(current, "virtual") else real)(*arguments)
+
+        return call
 
     def run(main: Any) -> Any:
         with asyncio.Runner(loop_factory=partial(ClockLoop, clock)) as runner:
@@ -187,10 +198,10 @@ def virtual(clock: Clock) -> Generator[None]:
             patch.setattr(module, "threading", SimpleNamespace(**threads))
         for module in (pending, segment_reader, storage):
             patch.setattr(module, "ThreadPoolExecutor", Inline)
-        patch.setattr(time, "monotonic", lambda: clock.now)
-        patch.setattr(time, "time", lambda: START_S + clock.now)
-        patch.setattr(time, "time_ns", lambda: int(1e9 * (START_S + clock.now)))
-        patch.setattr(time, "sleep", clock.sleep)
-        patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=random.getrandbits(128)))
+        patch.setattr(time, "monotonic", ours(lambda: clock.now, time.monotonic))
+        patch.setattr(time, "time", ours(lambda: START_S + clock.now, time.time))
+        patch.setattr(time, "time_ns", ours(lambda: int(1e9 * (START_S + clock.now)), time.time_ns))
+        patch.setattr(time, "sleep", ours(clock.sleep, time.sleep))
+        patch.setattr(uuid, "uuid4", ours(lambda: uuid.UUID(int=random.getrandbits(128)), uuid.uuid4))
         patch.setattr(asyncio, "run", run)
         yield
