@@ -65,8 +65,8 @@ NEXT = {
 DAY_S = 86_400
 KEPT_S = 30 * DAY_S
 LATE_S = 300.0
-"""A batch ends so long after its window: 30 s for running requests, and pauses between tries. Waits for claims
-of killed processes add up here, where calls of storage are made one after the other, not in threads.
+"""A batch ends so long after its window: 30 s for running requests, and pauses between tries. Waits for
+claims of killed processes add up here, where calls of storage are made one after the other.
 """
 
 READY_S = 300.0

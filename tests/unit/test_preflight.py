@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -408,3 +409,37 @@ def test_it_imports_no_engine(llama: Path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "0 []"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"num_attention_heads": None},
+        {"num_attention_heads": 0},
+        {"num_attention_heads": -2},
+        {"hidden_size": 0},
+        {"hidden_size": "many"},
+        {"head_dim": [64]},
+        {"num_hidden_layers": 0},
+        {"vocab_size": 10**400},
+        {"quantization_config": ["fp8"]},
+        {"rope_parameters": 5},
+        {"max_position_embeddings": -1},
+    ],
+    ids=str,
+)
+def test_a_config_that_makes_no_sense_here_ends_nothing(llama: Path, checked, odd: dict[str, Any]):
+    change(llama / "config.json", **odd)
+    for gpu in ("L4", None):
+        code, _ = checked(llama, gpu=gpu)
+        assert code in (0, 2)
+    with suppress(ConfigError):
+        precheck._refuse_certain(make_plan(Arguments(sources=(str(llama),))))
+
+
+def test_a_length_is_free_where_config_json_names_none(llama: Path):
+    config = json.loads((llama / "config.json").read_text())
+    del config["max_position_embeddings"]
+    (llama / "config.json").write_text(json.dumps(config))
+    words = ("--max-model-len", "8192")
+    precheck._refuse_certain(make_plan(Arguments(sources=(str(llama),), engine_words=words)))

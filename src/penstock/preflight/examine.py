@@ -37,7 +37,18 @@ class Examined:
 def examine(
     files: ModelFiles, arguments: Mapping[str, Any], devices: Devices | None, adapters: Sequence[Path] = ()
 ) -> Examined:
-    """arguments: the engine's, under vLLM's names."""
+    """arguments: the engine's, under vLLM's names. What a file says that makes no sense is not known."""
+    try:
+        return _examined(files, arguments, devices, adapters)
+    except Exception as error:  # config.json may say anything, and the engine may know what it means
+        return Examined(
+            (f"not known: what it takes; its files say what is not understood here ({error!r:.200}).",)
+        )
+
+
+def _examined(
+    files: ModelFiles, arguments: Mapping[str, Any], devices: Devices | None, adapters: Sequence[Path]
+) -> Examined:
     said: list[Mistake | str] = []
     try:
         config = files.read("config.json")

@@ -18,7 +18,7 @@ from penstock.engines.vllm.arguments import names
 from penstock.preflight.devices import GIB, Devices
 from penstock.preflight.files import ModelFiles
 from penstock.preflight.fit import MemoryFit
-from penstock.preflight.model import ModelSize
+from penstock.preflight.model import NO_LENGTH_KEY, ModelSize
 from penstock.preflight.sizes import Sizes
 
 _TOKENIZERS = re.compile(
@@ -52,7 +52,8 @@ def without_config(files: ModelFiles) -> Mistake | str:
 def of_sizes(model: ModelSize, sizes: Sizes) -> Iterator[Mistake]:
     """What vLLM would refuse of the sizes."""
     length, limit = sizes.max_model_len or 0, model.max_length
-    if length > limit and os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") in (None, "0"):
+    allowed = os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") not in (None, "0")
+    if length > limit and model.length_key != NO_LENGTH_KEY and not allowed:
         text = f"{length} is above the model's {limit:,} ({model.length_key} of config.json)."
         certain = not model.pooling  # sentence_bert_config.json may say more
         yield Mistake(f"{text} Give at most {limit}.", "max_model_len", certain)

@@ -38,6 +38,7 @@ _SCALED_ALREADY = "su longrope llama3 yarn deepseek_yarn deepseek_llama_scaling"
 _TYING = ("gemma", "cohere", "whisper", "gpt2", "falcon", "opt", "bloom")
 """Types whose input and output embeddings are one where config.json does not say."""
 
+NO_LENGTH_KEY = "vLLM's default"
 _DEFAULT_LENGTH = 2048
 
 
@@ -151,6 +152,8 @@ def _first(values: Mapping[str, Any], *names: str, default: int | None = None) -
     found = next((values[name] for name in names if values.get(name) is not None), default)
     if found is None:
         raise KeyError(names[0])
+    if int(found) < 0:
+        raise ValueError(f"a {names[0]} of at least 0")
     return int(found)
 
 
@@ -169,8 +172,8 @@ def _kv_heads(text: Mapping[str, Any], heads: int) -> int:
 
 def _length(text: Mapping[str, Any], model_type: str) -> tuple[int, str, int]:
     """The longest context in tokens, what says so, and the usual one."""
-    given = [(int(text[name]), name) for name in _POSITIONS.split() if text.get(name)]
-    length, key = min(given, default=(_DEFAULT_LENGTH, "vLLM's default"))
+    given = [(int(text[name]), name) for name in _POSITIONS.split() if (text.get(name) or 0) > 0]
+    length, key = min(given, default=(_DEFAULT_LENGTH, NO_LENGTH_KEY))
     scaling: Any = text.get("rope_parameters") or text.get("rope_scaling") or {}
     for one in [one for one in scaling.values() if isinstance(one, Mapping)] or [scaling]:
         kind = one.get("rope_type", one.get("type", "default"))
