@@ -176,8 +176,8 @@ def test_what_is_not_known_is_said(tmp_path: Path, checked):
     assert found["not_checked"] == ["m: not known: what a KV cache of nvfp4 takes."]
     for file in folder.glob("*.safetensors"):
         file.unlink()
-    _, found = checked(folder, gpu="L4")
-    assert found["not_checked"] == ["m: not known: the weights; there are none here."]
+    _, found = checked(folder, "--load-format", "dummy", gpu="L4")
+    assert "m: not known: the weights; there are none here." in found["not_checked"]
 
 
 def test_without_a_gpu_only_the_sizes_are_said(llama: Path, checked, monkeypatch: pytest.MonkeyPatch):
@@ -435,6 +435,17 @@ def test_a_config_that_makes_no_sense_here_ends_nothing(llama: Path, checked, od
         assert code in (0, 2)
     with suppress(ConfigError):
         precheck._refuse_certain(make_plan(Arguments(sources=(str(llama),))))
+
+
+def test_weights_that_are_not_there_are_a_mistake(llama: Path, mistake):
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (llama / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "model-2.safetensors is not there, which model.safetensors.index.json" in mistake(
+        llama, gpu="H100"
+    )
+    for file in llama.glob("model*"):
+        file.unlink()
+    assert "there are no weights. Copy or download them" in mistake(llama, gpu="H100")
 
 
 def test_a_length_is_free_where_config_json_names_none(llama: Path):

@@ -71,12 +71,16 @@ def _examined(
     said += [f"not known: {text}." for text in model.unknown]
     said += loading.of_devices(sizes, devices) if devices else []
     try:
-        if arguments.get("load_format") in (None, "auto", "hf", "safetensors") and files.tensors:
+        from_files = arguments.get("load_format") in (None, "auto", "hf", "safetensors")
+        if from_files and files.tensors:
             check(files.folder)
         said += loading.of_adapters(files, sizes.max_lora_rank, adapters)
         if weights := files.weights(model, dtype_of(model, sizes, devices)):
             found = fit(model, weights, sizes, devices)
-            said += loading.of_fit(found)
+            lacking = loading.of_fit(found)
+            said += (one.text for one in lacking) if model.unknown else lacking
+        elif from_files:
+            said.append(Mistake("there are no weights. Copy or download them.", certain=False))
         else:
             said.append("not known: the weights; there are none here.")
     except Broken as broken:

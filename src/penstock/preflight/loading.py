@@ -24,6 +24,7 @@ from penstock.preflight.sizes import Sizes
 _TOKENIZERS = re.compile(
     r"tokenizer\.json|tekken\.json|tokenization_.*|.*vocab.*|.*\.(model|spm|tiktoken)(\..*)?"
 )
+_INDEX = "model.safetensors.index.json"
 _TRACKED = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """Tags for training, which Transformers adds to Jinja."""
 
@@ -80,11 +81,17 @@ def of_files(files: ModelFiles, model: ModelSize, arguments: Mapping[str, Any]) 
     if not (has_tokenizer or arguments.get("tokenizer") or arguments.get("skip_tokenizer_init")):
         text = "there is no tokenizer: neither tokenizer.json nor tokenizer.model."
         yield Mistake(f"{text} Copy it from the original model, or name another (`--tokenizer NAME`).")
-    for name in ("generation_config.json", "tokenizer_config.json"):
+    for name in ("generation_config.json", "tokenizer_config.json", _INDEX):
         try:
-            files.read(name)
+            found = files.read(name)
         except ValueError:
             yield Mistake(f"{name} is no valid JSON. Correct it, or copy it again.")
+        else:
+            named: Any = found.get("weight_map") if name == _INDEX else None
+            for shard in sorted({*named.values()} - files.sizes.keys()) if isinstance(named, dict) else ():
+                yield Mistake(
+                    f"{shard} is not there, which {_INDEX} names. Copy or download it.", certain=False
+                )
     if (missing := files.missing_bytes()) > (free := shutil.disk_usage(files.folder).free):
         text = f"its download is {missing / GIB:.1f} GiB, and the hub's cache has room for {free / GIB:.1f}."
         yield Mistake(f"{text} Free some, or set HF_HOME to another disk.", certain=False)
