@@ -49,18 +49,24 @@ def transfer(
     arrived = _Arrived(total - _size_bytes(missing), total, watch, deadline)
     parts = [part for one in missing for part in _parts(one, folder)]
     left = Counter(part.path for part in parts)
+    failed: BaseException | None = None
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="download") as pool:
         fetching = {pool.submit(part.fetch, tries, arrived): part for part in parts}
         try:
             for fetched in as_completed(fetching):
-                fetched.result()
+                if (error := fetched.exception()) is not None:
+                    failed = failed or error
+                    arrived.stopped.set()  # the others end at their next piece; whole ones are kept
+                    continue
                 part = fetching[fetched]
                 left[part.path] -= 1
                 if not left[part.path]:
                     part.unfinished.rename(part.path)
         finally:
-            arrived.stopped.set()  # the others end at their next piece
+            arrived.stopped.set()
             pool.shutdown(cancel_futures=True)
+    if failed is not None:
+        raise failed
 
 
 def _is_whole(path: Path, file: File) -> bool:
@@ -113,6 +119,8 @@ class _Part:
         return self.path.with_name(self.path.name + _PART)
 
     def fetch(self, tries: int, arrived: _Arrived) -> None:
+        if arrived.stopped.is_set():
+            raise CancelledError
         final, wait = (CancelledError, DownloadFailed), arrived.stopped.wait
         failures.retry(lambda: self._copy(arrived), tries, self._give_up, final=final, wait=wait)
 
