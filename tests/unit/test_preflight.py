@@ -437,6 +437,15 @@ def test_a_config_that_makes_no_sense_here_ends_nothing(llama: Path, checked, od
         precheck._refuse_certain(make_plan(Arguments(sources=(str(llama),))))
 
 
+def test_what_was_found_stands_beside_what_is_not_understood(llama: Path, checked):
+    (llama / "tokenizer.json").unlink()
+    change(llama / "config.json", quantization_config=["fp8"])
+    code, found = checked(llama, gpu="L4")
+    assert code == 2
+    assert "there is no tokenizer" in found["mistakes"][0]
+    assert "its config.json is not understood here" in found["not_checked"][-1]
+
+
 def test_weights_that_are_not_there_are_a_mistake(llama: Path, mistake):
     index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
     (llama / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.preflight.model import DTYPE_BYTES, ModelLayer, ModelSize
+from penstock.preflight.model import DTYPE_BYTES, ModelLayer, ModelSize, NotKnown
 from penstock.preflight.sizes import Sizes
 
 
@@ -59,7 +59,7 @@ class CachePool:
 def pool(model: ModelSize, sizes: Sizes, dtype: str, batched: int) -> CachePool | None:
     """None where no layer keeps anything. batched: tokens of a step.
 
-    Raises: ValueError for a cache whose size is not known.
+    Raises: NotKnown for a cache whose size is not known.
     """
     layers = list(model.layers)
     if sizes.disable_hybrid_kv_cache_manager:
@@ -111,7 +111,7 @@ def _item_bytes(model: ModelSize, sizes: Sizes, dtype: str) -> int:
         1 if kind in ("fp8", "fp8_e4m3", "fp8_e5m2") else DTYPE_BYTES.get(dtype if kind == "auto" else kind)
     )
     if item is None:
-        raise ValueError(f"what a KV cache of {kind} takes")
+        raise NotKnown(f"what a KV cache of {kind} takes")
     return item
 
 

@@ -13,7 +13,7 @@ from penstock.preflight.devices import Devices
 from penstock.preflight.files import ModelFiles
 from penstock.preflight.fit import MemoryFit, dtype_of, fit
 from penstock.preflight.loading import Mistake
-from penstock.preflight.model import ModelSize
+from penstock.preflight.model import ModelSize, NotKnown
 from penstock.preflight.sizes import Sizes
 
 
@@ -37,40 +37,25 @@ class Examined:
 def examine(
     files: ModelFiles, arguments: Mapping[str, Any], devices: Devices | None, adapters: Sequence[Path] = ()
 ) -> Examined:
-    """arguments: the engine's, under vLLM's names. What a file says that makes no sense is not known."""
-    try:
-        return _examined(files, arguments, devices, adapters)
-    except Exception as error:  # config.json may say anything, and the engine may know what it means
-        return Examined(
-            (f"not known: what it takes; its files say what is not understood here ({error!r:.200}).",)
-        )
-
-
-def _examined(
-    files: ModelFiles, arguments: Mapping[str, Any], devices: Devices | None, adapters: Sequence[Path]
-) -> Examined:
+    """arguments: the engine's, under vLLM's names. What the files say and is not understood is not known."""
     said: list[Mistake | str] = []
+    model = found = None
     try:
         config = files.read("config.json")
     except ValueError:
         return Examined((Mistake("config.json is no valid JSON. Copy or download it again."),))
     if not config:
         return Examined((loading.without_config(files),))
-    overrides, runner = arguments.get("hf_overrides"), str(arguments.get("runner"))
-    for name, value in overrides.items() if isinstance(overrides, Mapping) else ():
-        both = isinstance(value, Mapping) and isinstance(config.get(name), Mapping)
-        config[name] = {**config[name], **value} if both else value
     try:
+        runner = str(arguments.get("runner"))
+        config = _overridden(config, arguments.get("hf_overrides"))
         model = ModelSize.of(config, pooling={"pooling": True, "generate": False}.get(runner))
-    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
-        return Examined((f"not known: what it takes; its config.json does not say {error}.",))
-    sizes, found = Sizes.of(arguments), None
-    said += loading.of_sizes(model, sizes)
-    said += loading.of_files(files, model, arguments)
-    said += loading.of_template(files, model, arguments)
-    said += [f"not known: {text}." for text in model.unknown]
-    said += loading.of_devices(sizes, devices) if devices else []
-    try:
+        sizes = Sizes.of(arguments)
+        said += loading.of_sizes(model, sizes)
+        said += loading.of_files(files, model, arguments)
+        said += loading.of_template(files, model, arguments)
+        said += [f"not known: {text}." for text in model.unknown]
+        said += loading.of_devices(sizes, devices) if devices else []
         from_files = arguments.get("load_format") in (None, "auto", "hf", "safetensors")
         if from_files and files.tensors:
             check(files.folder)
@@ -85,6 +70,19 @@ def _examined(
             said.append("not known: the weights; there are none here.")
     except Broken as broken:
         said.append(Mistake(f"{broken}."))
-    except (ValueError, KeyError) as error:
+    except NotKnown as error:
         said.append(f"not known: {error}.")
+    except Exception as error:  # config.json may say anything, and the engine may know what it means
+        said.append(f"not known: what it takes; its config.json is not understood here ({error!r:.200}).")
     return Examined(tuple(said), model, found)
+
+
+def _overridden(config: Mapping[str, Any], overrides: Any) -> dict[str, Any]:
+    """As `hf_overrides` does; a mapping inside is overridden in part."""
+    changed = dict(config)
+    for name, value in overrides.items() if isinstance(overrides, Mapping) else ():
+        inner = changed.get(name)
+        changed[name] = (
+            {**inner, **value} if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+        )
+    return changed

@@ -96,7 +96,7 @@ def dtype_of(model: ModelSize, sizes: Sizes, devices: Devices | None) -> str:
 
 
 def fit(model: ModelSize, weights: ModelWeights, sizes: Sizes, devices: Devices | None) -> MemoryFit:
-    """How the model stands on these GPUs. Raises: ValueError for a cache whose size is not known."""
+    """How the model stands on these GPUs. Raises: NotKnown for a cache whose size is not known."""
     found = _measured(model, weights, sizes, devices)
     return (
         replace(found, ways=tuple(_ways(model, weights, found))) if devices and found.lacking_bytes else found

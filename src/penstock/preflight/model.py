@@ -42,6 +42,10 @@ NO_LENGTH_KEY = "vLLM's default"
 _DEFAULT_LENGTH = 2048
 
 
+class NotKnown(ValueError):
+    """What the rules here say nothing of, as the end of a sentence."""
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """Of a recurrent layer: `rows` of a convolution, and `recurrent` elements; on all GPUs together.
@@ -102,7 +106,7 @@ class ModelSize:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], *, pooling: bool | None = None) -> ModelSize:
-        """Raises: KeyError, TypeError or ValueError for a config.json that lacks what its type needs."""
+        """Raises: NotKnown, and any error for a config.json that lacks what its type needs."""
         text = _text(config)
         architecture = str((config.get("architectures") or ["?"])[0])
         model_type = str(config.get("model_type") or text.get("model_type") or "?")
@@ -153,7 +157,7 @@ def _first(values: Mapping[str, Any], *names: str, default: int | None = None) -
     if found is None:
         raise KeyError(names[0])
     if int(found) < 0:
-        raise ValueError(f"a {names[0]} of at least 0")
+        raise NotKnown(f"what a {names[0]} of {found} means")
     return int(found)
 
 
