@@ -47,9 +47,8 @@ TESTS = {
     "serve/http/connection_limits.py": "http/test_port_limits http/test_work_in_turns http/test_bodies",
     "data/journal/segment.py": "unit/test_data_journal unit/test_journal_lock unit/test_data_job",
     "data/journal/lock.py": "unit/test_journal_lock unit/test_data_journal http/test_batch_bucket",
-    "data/execution/window.py": "unit/test_data_window unit/test_backends_own http/test_data_backends",
-    "data/execution/retry.py": "unit/test_data_steps unit/test_data_window unit/test_data_job"
-    " http/test_data_backends",
+    "data/execution/window.py": "unit/test_data_window",
+    "data/execution/retry.py": "unit/test_data_retry unit/test_data_window",
 }
 """What decides most, below src/penstock, and the tests that claim it."""
 

@@ -192,6 +192,63 @@ async def test_a_death_runs_again_only_what_was_in_flight():
     assert {backend.asked[f"early{n}"] for n in range(10)} == {1}
 
 
+async def test_any_number_of_deaths_with_answers_between_them_is_borne():
+    class Fragile(Obedient):
+        async def _answer(self, word: str, death: asyncio.Future[None]) -> Response:
+            if self.asked[word] == 1:
+                raise EngineDead("Killed.")
+            return await super()._answer(word, death)
+
+    window = Window(Fragile(), QUICK)
+    outcomes = [await window.run(row(f"row{n}")) for n in range(3 * QUICK.max_deaths)]
+    assert {(outcome.state, outcome.deaths) for outcome in outcomes} == {("ok", 1)}
+
+
+async def test_an_engine_that_dies_of_everything_is_given_up():
+    class Broken(Obedient):
+        async def _answer(self, word: str, death: asyncio.Future[None]) -> Response:
+            return await super()._answer("poison", death)
+
+    backend = Broken(size=64)
+    window = Window(backend, QUICK)
+    results = await asyncio.gather(*(window.run(row(f"row{n}")) for n in range(64)), return_exceptions=True)
+    poison = [result for result in results if not isinstance(result, EngineDead)]
+    assert {outcome.failure.code for outcome in poison} == {"poison_row"}
+    assert len(poison) < 12
+    assert 1_000 - backend.starts == 4 * QUICK.max_deaths
+
+
+async def test_a_death_that_is_told_late_starts_no_second_engine():
+    backend = Obedient(size=2)
+    window = Window(backend, QUICK)
+    rows = [asyncio.create_task(window.run(row(word))) for word in ("hang", "hang")]
+    await asyncio.sleep(0)
+    first, second = backend.inside
+    first.set_exception(EngineDead("Killed."))
+    await asyncio.sleep(0.01)
+    assert backend.starts == 999
+    second.set_exception(EngineDead("Killed."))
+    await asyncio.sleep(0.01)
+    assert backend.starts == 999
+    for each in rows:
+        each.cancel()
+
+
+async def test_a_row_that_died_too_often_ends_once_an_engine_runs_again():
+    class Slow(Obedient):
+        running = True
+
+        async def start(self, progress=None) -> None:
+            self.running = False
+            await asyncio.sleep(0.01)
+            self.running = True
+
+    backend = Slow()
+    (outcome,) = await ended(backend, "poison")
+    assert outcome.failure.code == "poison_row"
+    assert backend.running
+
+
 @pytest.mark.parity("D12")
 async def test_a_poison_row_is_put_aside_and_all_others_are_answered():
     backend = Obedient(size=64)
@@ -224,6 +281,22 @@ async def test_where_others_share_the_engines_the_rest_goes_on_beside_suspects()
     suspect.cancel()
 
 
+async def test_where_others_share_the_engines_suspects_run_a_few_at_a_time():
+    backend = Obedient(size=64)
+    window = Window(backend, QUICK, exclusive=False)
+    await asyncio.gather(*(window.run(row(f"row{n}"), deaths=1) for n in range(64)))
+    assert backend.most == QUICK.quarantine_concurrency(256, 1) == 16
+
+
+async def test_where_others_share_the_engines_a_suspect_does_not_wait_for_the_rest():
+    window = Window(Obedient(size=4), QUICK, exclusive=False)
+    rest = [asyncio.create_task(window.run(row("hang"))) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert (await asyncio.wait_for(window.run(row("row"), deaths=2), 10)).state == "ok"
+    for each in rest:
+        each.cancel()
+
+
 async def test_deaths_elsewhere_count():
     backend = Obedient()
     window = Window(backend, QUICK)
@@ -238,6 +311,23 @@ async def test_an_engine_that_cannot_start_again_ends_every_row_of_the_window():
     assert [type(result) for result in results] == [EngineStartFailed] * 3
     with pytest.raises(EngineStartFailed):
         await window.run(row("row"))
+    window.backend.size = 0
+    with pytest.raises(EngineStartFailed):
+        await asyncio.wait_for(window.wait_for_slot(), 10)
+
+
+async def test_what_runs_when_the_engines_are_lost_ends_with_the_first_reason():
+    backend = Obedient(size=2, starts=0)
+    window = Window(backend, QUICK)
+    rows = [asyncio.create_task(window.run(row("hang"))) for _ in range(2)]
+    await asyncio.sleep(0)
+    first, second = backend.inside
+    first.set_exception(EngineDead("Killed."))
+    await asyncio.wait(rows, return_when=asyncio.FIRST_COMPLETED)
+    second.set_exception(EngineDead("Killed, too."))
+    results = await asyncio.gather(*rows, return_exceptions=True)
+    assert [str(result) for result in results] == ["No memory."] * 2
+    assert backend.starts == -1
 
 
 async def test_an_outage_without_end_raises():
@@ -274,6 +364,8 @@ async def test_a_cancelled_row_frees_its_place():
     held.cancel()
     assert (await last).state == "ok"
     assert window.in_flight == 0
+    assert waiting.cancelled()
+    assert backend.asked == {"hang": 1, "row": 1}
 
 
 async def test_room_is_what_the_backend_has_less_those_that_wait():
@@ -282,8 +374,12 @@ async def test_room_is_what_the_backend_has_less_those_that_wait():
     rows = [asyncio.create_task(window.run(row("hang"))) for _ in range(6)]
     await asyncio.sleep(0)
     assert (window.in_flight, window.available_slots()) == (4, 0)
+    room = asyncio.create_task(window.wait_for_slot())
+    await asyncio.sleep(0.02)
+    assert not room.done()
     for each in rows:
         each.cancel()
+    assert await room == 4
 
 
 async def test_an_answer_that_is_no_json_fails_the_row():
@@ -350,6 +446,13 @@ async def test_a_row_refused_by_itself_fails_alone():
     own = RowRequest(path="/v1/completions", body=b"404 The model `x` does not exist.", model="x")
     outcomes = await asyncio.gather(*others, *bad, window.run(own))
     assert [outcome.state for outcome in outcomes] == ["ok"] * 20 + ["failed"] * 6
+
+
+async def test_any_number_of_refused_rows_with_answers_between_them_fail_alone():
+    window = Window(Refusing(), QUICK)
+    for n in range(20):
+        outcomes = await asyncio.gather(window.run(row(f"403 {n}")), window.run(row(f"row{n}")))
+        assert [outcome.state for outcome in outcomes] == ["failed", "ok"]
 
 
 async def test_rows_that_are_all_forbidden_wait_for_those_before_them_and_end_the_job():

@@ -32,8 +32,8 @@ from penstock.errors import EngineDead, Error, Unavailable
 _POLL_S = 0.005
 """How often to check whether the engine has scheduled the requests already sent to it."""
 
-_EXTRA_DEATHS = 3
-"""In a row, beyond those that a poison row causes: then the engine is at fault."""
+_MOST_POISON_ROWS = 4
+"""If there are deaths enough for so many, and no answer between them, the engine is at fault."""
 
 _REFUSED_ROWS = 16
 """So many rows refused with 403, without an answered one between, show that it is not about a row."""
@@ -147,7 +147,6 @@ class Window:
                     return classify_response(response, row.attempts)
             await asyncio.sleep(self.retry_policy.backoff_s(row.attempts, response.retry_after_s))
             row.attempts += 1
-        self._deaths_in_a_row = 0
         return self._failed(row, "poison_row", f"{row.deaths} engines died while they ran this row.")
 
     async def _wait_turn(self, row: _Row, limit: asyncio.Timeout) -> None:
@@ -225,7 +224,7 @@ class Window:
     async def _restart_backend(self, death: EngineDead) -> None:
         try:
             self._deaths_in_a_row += 1
-            if self._deaths_in_a_row > self.retry_policy.max_deaths + _EXTRA_DEATHS:
+            if self._deaths_in_a_row > self.retry_policy.max_deaths * _MOST_POISON_ROWS:
                 raise death
             await self.backend.start()
             self._restarted_at = time.monotonic()
