@@ -307,6 +307,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
         lambda m: (m / "generation_config.json").write_text("{"),
         "generation_config.json is no valid JSON",
     ),
+    "tokenizer": (lambda m: (m / "tokenizer.json").write_text("{"), "tokenizer.json is no valid JSON"),
     "config": (lambda m: (m / "config.json").write_text("["), "config.json is no valid JSON"),
     "no config": (lambda m: (m / "config.json").unlink(), "it has no config.json, so it is no model"),
     "cut": (lambda m: os.truncate(m / "model.safetensors", 90000), "model.safetensors is cut off"),
@@ -338,6 +339,12 @@ def test_what_would_stop_a_start_is_a_mistake_also_for_serve(llama: Path, mistak
         ("--max-model-len=x", "--max-model-len is 'x'; must be a number, such as 8192."),
         ("--max-modl-len 8", "unknown flag '--max-modl-len'; did you mean '--max-model-len'?"),
         ("--chat-template no.jinja", "--chat-template: there is no file 'no.jinja'."),
+        ("--tokenizer ./no", "--tokenizer: there is no folder './no'. Correct it, or give a hub id."),
+        ("-tp -2", "--tensor-parallel-size: -2 is not possible. Give at least 1."),
+        ("--max-num-seqs 0", "--max-num-seqs: 0 is not possible. Give at least 1."),
+        ("--gpu-memory-utilization 1.5", "--gpu-memory-utilization: 1.5 is not possible. Give a share"),
+        ("--dtype bflot16", "--dtype: 'bflot16' is not known. Did you mean 'bfloat16'? There are: auto, half,"),
+        ("--quantization fp9", "--quantization: 'fp9' is not known. Did you mean 'fp8'? There are: "),
     ],
 )
 def test_what_vllm_would_refuse_is_a_mistake(llama: Path, mistake, words: str, said: str):

@@ -46,6 +46,10 @@ def examine(
         return Examined((Mistake("config.json is no valid JSON. Copy or download it again."),))
     if not config:
         return Examined((loading.without_config(files),))
+    said += (refused := [*loading.of_values(arguments)])
+    arguments = {
+        name: value for name, value in arguments.items() if name not in {one.argument for one in refused}
+    }
     try:
         runner = str(arguments.get("runner"))
         config = _overridden(config, arguments.get("hf_overrides"))

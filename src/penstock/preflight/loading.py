@@ -25,6 +25,10 @@ _TOKENIZERS = re.compile(
     r"tokenizer\.json|tekken\.json|tokenization_.*|.*vocab.*|.*\.(model|spm|tiktoken)(\..*)?"
 )
 _INDEX = "model.safetensors.index.json"
+_COUNTS = (
+    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_num_seqs",
+    "max_num_batched_tokens", "block_size", "max_loras", "max_lora_rank",
+)  # fmt: skip
 _TRACKED = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """Tags for training, which Transformers adds to Jinja."""
 
@@ -48,6 +52,26 @@ def without_config(files: ModelFiles) -> Mistake | str:
     inner = sorted(file.parent for file in files.folder.glob("*/config.json"))
     hint = f"Did you mean {inner[0]}?" if inner else "Copy or download the model again."
     return Mistake(f"it has no config.json, so it is no model. {hint}")
+
+
+def of_values(arguments: Mapping[str, Any]) -> Iterator[Mistake]:
+    """What vLLM would refuse for any model."""
+    for name in _COUNTS:
+        if isinstance(value := arguments.get(name), int) and value < 1:
+            yield Mistake(f"{value} is not possible. Give at least 1.", name)
+    share = arguments.get("gpu_memory_utilization")
+    if isinstance(share, int | float) and not 0 < share <= 1:
+        text = f"{share:g} is not possible. Give a share of a GPU's memory, above 0 and at most 1."
+        yield Mistake(text, "gpu_memory_utilization")
+    for name, allowed in names.choices().items():
+        value = arguments.get(name)
+        if allowed and isinstance(value, str) and value not in allowed:
+            guess = nearest(value, allowed)
+            hint = f" Did you mean {guess!r}?" if guess else ""
+            yield Mistake(f"{value!r} is not known.{hint} There are: {', '.join(allowed)}.", name)
+    tokenizer = str(arguments.get("tokenizer"))
+    if tokenizer.startswith(("/", "./", "../", "~")) and not Path(tokenizer).expanduser().exists():
+        yield Mistake(f"there is no folder {tokenizer!r}. Correct it, or give a hub id.", "tokenizer")
 
 
 def of_sizes(model: ModelSize, sizes: Sizes) -> Iterator[Mistake]:
@@ -81,7 +105,7 @@ def of_files(files: ModelFiles, model: ModelSize, arguments: Mapping[str, Any]) 
     if not (has_tokenizer or arguments.get("tokenizer") or arguments.get("skip_tokenizer_init")):
         text = "there is no tokenizer: neither tokenizer.json nor tokenizer.model."
         yield Mistake(f"{text} Copy it from the original model, or name another (`--tokenizer NAME`).")
-    for name in ("generation_config.json", "tokenizer_config.json", _INDEX):
+    for name in ("generation_config.json", "tokenizer_config.json", "tokenizer.json", _INDEX):
         try:
             found = files.read(name)
         except ValueError:

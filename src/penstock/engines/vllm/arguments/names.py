@@ -22,6 +22,10 @@ _SOURCES = ("engine/arg_utils.py", "entrypoints/**/cli_args.py")
 _CLASSES = ("AsyncEngineArgs", "FrontendArgs")
 _FLAG = re.compile(r"--[a-z0-9][a-z0-9_-]*")
 _REGISTRY, _DROPPED = "model_executor.models.registry", "_PREVIOUSLY_SUPPORTED_MODELS"
+_CHOICES = {
+    "dtype": ("config.model", "ModelDType"),
+    "quantization": ("model_executor.layers.quantization", "QuantizationMethods"),
+}
 _PLUGINS = "vllm.platform_plugins"  # a platform may add arguments of its own
 
 
@@ -84,9 +88,7 @@ def architectures() -> tuple[frozenset[str], Mapping[str, str]]:
     None where that cannot be known: other plugins may bring architectures of their own.
     """
     source = PackageSource.installed("vllm")
-    plugins = entry_points(group="vllm.general_plugins")
-    foreign = [one for one in plugins if one.value.partition(".")[0] not in ("vllm", "penstock")]
-    text = source.text(_REGISTRY) if source and not foreign else None
+    text = source.text(_REGISTRY) if source and not _foreign_plugins() else None
     tables = {
         target.id: node.value
         for node in (syntax_tree(text).body if text else ())
@@ -97,6 +99,26 @@ def architectures() -> tuple[frozenset[str], Mapping[str, str]]:
     gone = tables.pop(_DROPPED, ast.Dict([], []))
     names = (key.value for table in tables.values() for key in table.keys if isinstance(key, ast.Constant))
     return frozenset(map(str, names)), ast.literal_eval(gone)
+
+
+@functools.cache
+def choices() -> Mapping[str, Sequence[str]]:
+    """What the installed vLLM takes for arguments that name one of a list; empty where that is not known."""
+    source = PackageSource.installed("vllm")
+    found: dict[str, Sequence[str]] = {}
+    for argument, (module, name) in _CHOICES.items():
+        text = source.text(module) if source and not _foreign_plugins() else None
+        for node in syntax_tree(text).body if text else ():
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+                values = (one.value for one in ast.walk(node.value) if isinstance(one, ast.Constant))
+                found[argument] = [value for value in values if isinstance(value, str)]
+    return found
+
+
+def _foreign_plugins() -> bool:
+    """Whether other packages add to vLLM what its source does not say."""
+    plugins = entry_points(group="vllm.general_plugins")
+    return any(one.value.partition(".")[0] not in ("vllm", "penstock") for one in plugins)
 
 
 def _flags(tree: ast.Module) -> Iterator[str]:
