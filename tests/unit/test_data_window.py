@@ -200,7 +200,7 @@ async def test_any_number_of_deaths_with_answers_between_them_is_borne():
             return await super()._answer(word, death)
 
     window = Window(Fragile(), QUICK)
-    outcomes = [await window.run(row(f"row{n}")) for n in range(3 * QUICK.max_deaths)]
+    outcomes = [await window.run(row(f"row{n}")) for n in range(5 * QUICK.max_deaths)]
     assert {(outcome.state, outcome.deaths) for outcome in outcomes} == {("ok", 1)}
 
 

@@ -343,7 +343,10 @@ def test_what_would_stop_a_start_is_a_mistake_also_for_serve(llama: Path, mistak
         ("-tp -2", "--tensor-parallel-size: -2 is not possible. Give at least 1."),
         ("--max-num-seqs 0", "--max-num-seqs: 0 is not possible. Give at least 1."),
         ("--gpu-memory-utilization 1.5", "--gpu-memory-utilization: 1.5 is not possible. Give a share"),
-        ("--dtype bflot16", "--dtype: 'bflot16' is not known. Did you mean 'bfloat16'? There are: auto, half,"),
+        (
+            "--dtype bflot16",
+            "--dtype: 'bflot16' is not known. Did you mean 'bfloat16'? There are: auto, half,",
+        ),
         ("--quantization fp9", "--quantization: 'fp9' is not known. Did you mean 'fp8'? There are: "),
     ],
 )

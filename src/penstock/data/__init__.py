@@ -1,7 +1,7 @@
 """Batch inference: every engine busy, no row lost. `job` and `pipeline` stand on the same folders below them.
 
-In the order of a row: job or pipeline, storage, rows, journal, execution, backends, results. The names here
-are those of Ray Data's LLM processors, and `batch`; each is imported when it is used.
+In the order of a row: table, job or pipeline, storage, rows, journal, execution, backends, results. The
+names here are those of Ray Data's LLM processors, and `batch`; each is imported when it is used.
 """
 
 from __future__ import annotations

@@ -73,6 +73,7 @@ SERVE = CommandOptions(
 
 
 CHECK = CommandOptions("penstock check", ("--gpu", "--json"))
+RUN = CommandOptions("penstock run", ("--system", "--max-tokens", "--engine", "--verbose"))
 
 
 def split(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

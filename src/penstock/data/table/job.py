@@ -1,0 +1,106 @@
+"""`penstock.batch`: a job over a table, which a second call continues."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.data.job.api import batch as run
+from penstock.data.job.report import ProgressListener, RunStats
+from penstock.data.table import frames
+from penstock.data.table.asking import json_schema, model_config, with_schema
+from penstock.data.table.screen import bar, quiet
+from penstock.errors import ConfigError, Unavailable
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+    from penstock.data.table.asking import Schema
+
+
+def batch(
+    table: Any,
+    prompt: str,
+    *,
+    name: str | None = None,
+    model: str | None = None,
+    url: str | None = None,
+    api_key: str | None = None,
+    schema: Schema | None = None,
+    system: str | None = None,
+    answer: str = "answer",
+    params: Mapping[str, Any] | None = None,
+    **engine_kwargs: Any,
+) -> Any:
+    """The table with an answer for each row: its columns, then `answer` and `error`, in its order.
+
+    table: a DataFrame of pandas or Polars, which is returned as such, or a path, which is returned as a
+    DataFrame of pandas. schema: then a column for each of its fields, in place of `answer`.
+    name: of files here (NAME.parquet and its journal), by which a second call resumes a job that was stopped
+    or killed; without it nothing is kept. Other arguments as those of `LLM` and `LLM.map`.
+    Raises: as `penstock.data.batch`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder if name is None else ".").absolute() / f"{name or 'answers'}.parquet"
+        source = table
+        if not isinstance(table, str | os.PathLike):
+            source = output.with_suffix(".input.parquet")
+            rows = frames.arrow(table)
+            if not (source.exists() and pq.read_table(source).equals(rows)):
+                pq.write_table(rows, source)
+        with quiet() as screen, bar(None, screen) as shown:
+            report = run(
+                str(source),
+                str(output),
+                config=None if url else model_config(model, engine_kwargs),
+                url=url,
+                model=model if url else None,
+                api_key=api_key,
+                prompt=prompt,
+                system=system,
+                params=with_schema(params or {}, schema),
+                answer_column=answer,
+                watcher=_Watcher(shown),
+            )
+        if not output.exists():
+            again = "Call it again to continue." if name else "With a `name` a second call continues it."
+            raise Unavailable(f"The job was stopped ({report.ended}). {again}")
+        answers = pq.read_table(output)
+    if schema is not None:
+        answers = _with_fields(answers, answer, schema)
+    return frames.frame(answers, table)
+
+
+def _with_fields(answers: Any, answer: str, schema: Schema) -> Any:
+    """A column for each field of the schema in place of the texts."""
+    names = list(json_schema(schema).get("properties", {}))
+    if taken := sorted({*names} & {*answers.column_names} - {answer}):
+        raise ConfigError(f"The schema has fields of the table's own names: {', '.join(taken)}. Rename them.")
+    found: list[dict[str, Any]] = []
+    for text in answers.column(answer).to_pylist():
+        try:
+            found.append(msgspec.json.decode(text or "{}", type=dict[str, Any]))
+        except msgspec.DecodeError:  # cut at max_tokens
+            found.append({})
+    at = answers.column_names.index(answer)
+    answers = answers.remove_column(at)
+    for name in reversed(names):
+        answers = answers.add_column(at, name, pa.array([one.get(name) for one in found]))
+    return answers
+
+
+class _Watcher(ProgressListener):
+    def __init__(self, bar: tqdm[Any]) -> None:
+        self._bar = bar
+
+    def on_tick(self, stats: RunStats) -> None:
+        self._bar.total = stats.total
+        self._bar.n = stats.before + stats.ok + stats.failed + stats.skipped
+        self._bar.refresh()

@@ -1,0 +1,217 @@
+"""`penstock.LLM`: an engine in this process, or a running service, that is kept between calls."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+import uvloop
+
+from penstock import tiers
+from penstock.config import LLMConfig
+from penstock.data.backends.protocol import Backend
+from penstock.data.execution.window import Window
+from penstock.data.results.outcome import Failure, Outcome, failed
+from penstock.data.rows.builder import build_request
+from penstock.data.rows.request import Task
+from penstock.data.rows.template import PromptTemplate
+from penstock.data.table import frames
+from penstock.data.table.asking import model_config, with_schema
+from penstock.data.table.screen import bar, quiet
+from penstock.errors import BadRequest, ConfigError, Error, Unavailable
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from penstock.data.table.asking import Schema
+
+    Ask = Callable[[Any], Mapping[str, Any]]
+
+_MOST_BEGUN = 4096
+"""Rows of a table that are requests at a time; the window sends as many of them as the engine takes."""
+
+
+_AT_EXIT: Callable[[Callable[[], object]], object] = getattr(threading, "_register_atexit", atexit.register)
+"""While threads may still begin, which the end of an engine needs; `atexit` comes after that."""
+
+
+class LLM:
+    """One model, asked row by row, which is kept until `close`, the end of a `with` block or of the program.
+
+    model: a folder or a hub id, for an engine in this process; with `url` a model of that service (its only
+    one unless named). engine_kwargs: the engine's arguments, named as in `vllm serve`; or everything in a
+    `config`. verbose: whether to show what the engine prints while it starts.
+    Raises: ConfigError, EngineStartFailed; Unavailable when the service is not reached.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        url: str | None = None,
+        api_key: str | None = None,
+        config: LLMConfig | None = None,
+        verbose: bool = False,
+        **engine_kwargs: Any,
+    ) -> None:
+        if url:
+            backend = _service(url, model, api_key, engine_kwargs)
+        else:
+            backend = _engine(config or model_config(model, engine_kwargs))
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="llm")
+        self._thread.start()
+        self.close = weakref.finalize(self, _end, self._loop, self._thread, backend)
+        """Ends the engine that it has started. Safe to call twice."""
+        _AT_EXIT(self.close)
+        try:
+            with quiet(verbose or bool(url)):
+                self._run(backend.start())
+        except BaseException:
+            self.close()
+            raise
+        self._window = Window(backend, exclusive=not url)
+
+    def ask(
+        self, prompt: str | Sequence[Mapping[str, Any]], *, schema: Schema | None = None, **params: Any
+    ) -> Any:
+        """The answer to one question or conversation: a text; with `schema` what it describes.
+
+        schema: a Pydantic class, whose object is returned, or a JSON schema, whose value is.
+        params: of the request, such as `max_tokens`. Raises: Error.
+        """
+        return _answer(self._run(self._outcome(prompt, _asking, with_schema(params, schema))), schema)
+
+    def map(
+        self,
+        table: Any,
+        prompt: str | None = None,
+        *,
+        system: str | None = None,
+        schema: Schema | None = None,
+        **params: Any,
+    ) -> Any:
+        """An answer for each row, in their order: a list, or a Series for a DataFrame of pandas or Polars.
+
+        table: rows with the columns that `prompt` and `system` name in braces; without `prompt`, a list of
+        questions or conversations. A row whose columns are empty is None. So is one that failed; one warning
+        says how many did and why.
+        schema, params: as in `ask`. Raises: ConfigError; Unavailable when nothing answers any more.
+        """
+        template = None if prompt is None else PromptTemplate(prompt, system=system)
+        rows = list(table) if template is None else frames.rows(table)
+        blank = {number for number, row in enumerate(rows) if template and template.is_blank(row)}
+        asked = [row for number, row in enumerate(rows) if number not in blank]
+        ask = _asking if template is None else template.fields
+        outcomes = iter(self._run(self._outcomes(asked, ask, with_schema(params, schema))))
+        answers, failures = [], []
+        for number in range(len(rows)):
+            try:
+                answers.append(None if number in blank else _answer(next(outcomes), schema))
+            except Error as error:
+                answers.append(None)
+                failures.append(f"row {number}: {error}")
+        if failures:
+            warnings.warn(
+                f"{len(failures)} of {len(answers)} rows have no answer, such as {failures[0]}", stacklevel=2
+            )
+        return frames.series(table, answers)
+
+    async def _outcome(self, row: Any, ask: Ask, params: Mapping[str, Any]) -> Outcome:
+        try:
+            request = build_request(ask(row), Task(token_ids=False), params)
+        except Error as error:
+            return failed(Failure.from_error(error, "preprocess"))
+        return await self._window.run(request)
+
+    async def _outcomes(self, rows: Sequence[Any], ask: Ask, params: Mapping[str, Any]) -> list[Any]:
+        tasks: list[asyncio.Task[Any]] = []
+        begun = asyncio.Semaphore(_MOST_BEGUN)
+
+        def ended(_: asyncio.Task[Any]) -> None:
+            begun.release()
+            shown.update()
+
+        with bar(len(rows)) as shown:
+            async with asyncio.TaskGroup() as group:
+                for row in rows:
+                    await begun.acquire()
+                    tasks.append(group.create_task(self._outcome(row, ask, params)))
+                    tasks[-1].add_done_callback(ended)
+        return [task.result() for task in tasks]
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        if not self.close.alive:
+            work.close()
+            raise Unavailable("This LLM is closed.")
+        running: Future[Any] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return running.result()
+        except BaseExceptionGroup as errors:  # all rows end for the same reason
+            raise errors.exceptions[0] from None
+        finally:
+            running.cancel()  # on Ctrl-C
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _service(url: str, model: str | None, api_key: str | None, engine_kwargs: Mapping[str, Any]) -> Backend:
+    from penstock.data.backends.openai_service import OpenAIService
+
+    if engine_kwargs:
+        names = ", ".join(engine_kwargs)
+        raise ConfigError(f"{names}: of an engine; with `url` the service has its own. Leave it out.")
+    return OpenAIService(url, api_key=api_key, model=model, headers={tiers.HEADER: tiers.DEFAULT})
+
+
+def _engine(config: LLMConfig) -> Backend:
+    from penstock.data.backends.in_process import in_process_engine
+
+    return in_process_engine(config)
+
+
+async def _stop(backend: Backend) -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await backend.stop()
+
+
+def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, backend: Backend) -> None:
+    try:
+        asyncio.run_coroutine_threadsafe(_stop(backend), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def _asking(question: Any) -> Mapping[str, Any]:
+    return {"messages": [{"role": "user", "content": question}] if isinstance(question, str) else question}
+
+
+def _answer(outcome: Outcome, schema: Schema | None) -> Any:
+    """Raises: Error."""
+    if outcome.failure is not None or outcome.body is None:
+        raise outcome.failure.to_error() if outcome.failure else Error("There is no answer.")
+    choice = msgspec.json.decode(outcome.body)["choices"][0]
+    text = choice["message"]["content"] or ""
+    if schema is None:
+        return text
+    try:
+        return schema.model_validate_json(text) if isinstance(schema, type) else msgspec.json.decode(text)
+    except ValueError as error:  # also what Pydantic and msgspec raise
+        is_cut = choice["finish_reason"] == "length"
+        why = "it was cut at max_tokens" if is_cut else str(error).splitlines()[0]
+        raise BadRequest(f"The answer does not fit the schema: {why}. It is {text!r:.200}") from error
