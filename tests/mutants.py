@@ -45,8 +45,8 @@ TESTS = {
     "serve/replica/frontend/listener.py": "http/test_link http/test_rows http/test_auth"
     " http/test_replica_faults",
     "serve/http/connection_limits.py": "http/test_port_limits http/test_work_in_turns http/test_bodies",
-    "data/journal/segment.py": "unit/test_data_journal unit/test_journal_lock unit/test_data_job",
-    "data/journal/lock.py": "unit/test_journal_lock unit/test_data_journal http/test_batch_bucket",
+    "data/journal/segment.py": "unit/test_data_journal",
+    "data/journal/lock.py": "unit/test_journal_lock unit/test_data_journal",
     "data/execution/window.py": "unit/test_data_window",
     "data/execution/retry.py": "unit/test_data_retry unit/test_data_window",
 }

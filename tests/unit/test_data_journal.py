@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import threading
+import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -229,6 +230,35 @@ def test_lines_of_an_object_that_could_not_be_written_are_written_again(monkeypa
     segment.close()
     assert durable.is_set()
     assert list(folder.objects.values()) == [encode_entry(Entry(0, ok()))]
+
+
+def test_an_object_is_written_when_much_waits_and_else_now_and_then(monkeypatch):
+    monkeypatch.setattr("penstock.data.journal.segment.SYNC_S", 60.0)
+    monkeypatch.setattr("penstock.data.journal.segment._SLOWEST_SYNC_S", 60.0)
+    monkeypatch.setattr("penstock.data.journal.segment._MOST_PENDING_BYTES", 200)
+    folder, durable = Failing(0, PASSING), [threading.Event() for _ in range(3)]
+    segment = Segment(folder, "0001-a")
+    segment.append(Entry(0, ok()), durable[0].set)
+    assert not durable[0].wait(0.1)
+    segment.append(Entry(1, ok("x" * 200)), durable[1].set)
+    assert durable[1].wait(20)
+    assert durable[0].is_set()
+    segment.append(Entry(2, ok()), durable[2].set)
+    assert not durable[2].wait(0.1)
+    segment.close()
+    assert durable[2].is_set()
+    assert [name.split(".")[2:] for name in folder.objects] == [["000001", "jsonl"], ["000002", "jsonl"]]
+
+
+def test_a_disk_is_asked_to_keep_only_what_is_new(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("penstock.data.journal.segment.SYNC_S", 0.005)
+    synced, real = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(file), real(file)))
+    segment = Segment(storage_path(tmp_path), "0001-a")
+    segment.append(Entry(0, ok()), lambda: None)
+    time.sleep(0.2)
+    segment.close()
+    assert len(synced) == 3  # of the line, and twice at the end
 
 
 @pytest.mark.parametrize("error", [Unavailable("Access is denied."), PASSING])

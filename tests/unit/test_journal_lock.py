@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -57,6 +61,89 @@ def test_a_living_owner_keeps_its_output_and_a_released_one_is_free(folder: Stor
     second = acquire_lock(folder)
     assert second.version > first.version
     second.release()
+
+
+def test_on_a_disk_the_kernel_keeps_the_lock(tmp_path: Path):
+    journal = storage_path(tmp_path / "new" / "out.journal")
+    assert is_locked(journal) is False
+    lock = acquire_lock(journal)
+    assert is_locked(journal) is True
+    with pytest.raises(OutputLocked, match=rf"^Process {os.getpid()} on {socket.gethostname()} works on"):
+        acquire_lock(journal)
+    lock.check()
+    assert lock.lost() is False
+    lock.release()
+    lock.release()
+    assert is_locked(journal) is False
+    acquire_lock(journal).release()
+
+
+def test_one_who_looks_at_a_lock_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    paused: list[float] = []
+    journal = storage_path(tmp_path)
+    acquire_lock(journal).release()
+    with (tmp_path / "driver").open() as looked_at:
+        fcntl.flock(looked_at, fcntl.LOCK_SH)
+        monkeypatch.setattr("penstock.data.journal.lock.time.sleep", paused.append)
+        with pytest.raises(OutputLocked):
+            acquire_lock(journal)
+        assert paused == [0.05] * 9
+
+        def goes(_: float) -> None:
+            fcntl.flock(looked_at, fcntl.LOCK_UN)
+
+        monkeypatch.setattr("penstock.data.journal.lock.time.sleep", goes)
+        acquire_lock(journal).release()
+
+
+def test_a_lock_where_no_folder_can_be_is_one_sentence(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(Unavailable, match="cannot be written: File exists"):
+        acquire_lock(storage_path(tmp_path / "file"))
+
+
+def test_an_owner_that_slept_asks_the_bucket_itself(folder: StoragePath, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.data.journal.lock._ClaimLock._keep_alive", lambda self: None)
+        first = acquire_lock(folder)
+    second = acquire_lock(folder)
+    assert first.lost() is False
+    with pytest.raises(OutputLocked, match="Another driver has taken over"):
+        first.check()
+    assert first.lost() is True
+    second.release()
+    first.release()
+
+
+def test_an_owner_that_missed_heartbeats_takes_itself_for_replaced(
+    folder: StoragePath, monkeypatch: pytest.MonkeyPatch
+):
+    lock, written = acquire_lock(folder), RemotePath.write
+    beats, told = iter("x" * 15 + "." + "x" * 16), threading.Event()
+
+    def write(path: RemotePath, data: bytes) -> None:
+        beat = next(beats, None)
+        if beat == "x":
+            assert not lock.lost()
+            raise Unavailable("The bucket cannot be reached.")
+        written(path, data)
+        if beat is None:
+            told.set()
+
+    monkeypatch.setattr("penstock.data.journal.lock.HEARTBEAT_S", 0.002)
+    monkeypatch.setattr(RemotePath, "write", write)
+    assert told.wait(20)
+    assert lock.lost() is True
+    lock.release()
+
+
+def test_a_successor_comes_after_owners_whose_clock_was_ahead(folder: StoragePath):
+    ahead = "ffffffffff00-0123abcd"
+    (folder / "drivers" / ahead).write(b"{}")
+    lock = acquire_lock(folder)
+    assert lock.version.startswith("ffffffffff01-")
+    lock.check()
+    lock.release()
 
 
 def test_an_owner_without_heartbeat_is_replaced_and_knows_it(folder: StoragePath, cut_off: set[str]):
