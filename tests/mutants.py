@@ -36,12 +36,10 @@ TESTS = {
     "serve/gateway/auth.py": "http/test_auth http/test_admin http/test_web_pages http/test_batches_api",
     "serve/gateway/dispatch.py": "http/test_interleaved_gateway http/test_failover http/test_fallbacks"
     " http/test_streams_cut http/test_replica_faults http/test_flow",
-    "serve/fleet/table.py": "unit/test_table unit/test_admission unit/test_routing_policies"
-    " http/test_failover",
-    "serve/routing/simple.py": "unit/test_routing_policies unit/test_table unit/test_routing_adapters"
-    " http/test_routing_policies",
+    "serve/fleet/table.py": "unit/test_table unit/test_routing_policies",
+    "serve/routing/simple.py": "unit/test_routing_policies unit/test_table unit/test_routing_adapters",
     "serve/routing/prefix_affinity.py": "unit/test_routing_policies unit/test_routing_memory"
-    " unit/test_routing_config http/test_routing_policies",
+    " unit/test_routing_config",
     "serve/replica/frontend/listener.py": "http/test_link http/test_rows http/test_auth"
     " http/test_replica_faults",
     "serve/http/connection_limits.py": "http/test_port_limits http/test_work_in_turns http/test_bodies",

@@ -168,7 +168,9 @@ def test_watchers_hear_of_members_before_and_after_they_watch():
     )
     made.set_members("m", {"b": address("b")})
     made.report(made.members("m")[0], LoadReport())
-    assert heard == [("joined", "a"), ("left", "a"), ("spoke", "a"), ("joined", "b"), ("spoke", "b")]
+    made.lost(made.members("m")[0])
+    left = [("joined", "a"), ("left", "a"), ("spoke", "a")]
+    assert heard == [*left, ("joined", "b"), ("spoke", "b"), ("spoke", "b")]
 
 
 def test_tokens_sent_since_the_last_report_count_and_are_taken_back_only_from_what_they_were_added_to():
@@ -192,23 +194,44 @@ def test_of_what_failed_only_what_has_not_reported_since_is_left_out():
     assert set(made.candidates("m", tried)) == {a, b}
 
 
-def test_batch_may_go_where_seats_are_free_for_it_and_some_slots_stay_for_online_requests():
-    made, replicas = speaking(*(f"r{i}" for i in range(5)))
-    made.limit("m", 16)
-    random.seed(2)
-    held = []
-    for _ in range(2_000):
-        replica, move = random.choice(replicas), random.random()
-        if move < 0.5:
-            held.append(made.acquire(replica, batch=random.random() < 0.5))
-        elif move < 0.9 and held:
-            made.release(held.pop(random.randrange(len(held))))
-        elif move < 0.98:
-            limit = random.choice((None, 0, 3))
-            made.report(replica, LoadReport(batch_limit=limit, batch_running=random.randrange(6)))
-        else:
-            made.lost(replica)
-        fitting = {one for one in made.ready("m") if one.takes_batch and one.in_flight + one.elsewhere < 14}
-        found = made.candidates("m", batch=True)
-        assert set(found) == fitting
-        assert (found.busy, found.members) == (made.candidates("m").busy, made.candidates("m").members)
+def test_hello_tells_the_size_of_the_cache():
+    made, (a,) = speaking("a")
+    made.hello(a, Hello("m", 128, kv_tokens=9))
+    assert (made.max_model_len("m"), a.kv_tokens, a.hellos) == (128, 9, 2)
+
+
+def test_all_that_is_summed_is_what_the_replicas_have_after_any_events():
+    """Also: batch may go where seats are free for it, and some slots stay for online requests."""
+    for limit in (1, 2, 16):
+        made, replicas = speaking(*(f"r{i}" for i in range(5)))
+        made.limit("m", limit)
+        random.seed(2)
+        held = []
+        for _ in range(2_000):
+            replica, move = random.choice(replicas), random.random()
+            if move < 0.5:
+                held.append(made.acquire(replica, batch=random.random() < 0.5))
+            elif move < 0.9 and held:
+                made.release(held.pop(random.randrange(len(held))))
+            elif move < 0.98:
+                running, elsewhere = random.randrange(6), random.randrange(3)
+                report = LoadReport(
+                    running=running,
+                    elsewhere=elsewhere,
+                    batch_limit=random.choice((None, 0, 3)),
+                    batch_running=running,
+                )
+                made.report(replica, report)
+            else:
+                made.lost(replica)
+            ready, found = made.ready("m"), made.candidates("m")
+            assert set(ready) == {one for one in replicas if one.state == "ready"}
+            taken = {one: one.in_flight + one.elsewhere for one in ready}
+            assert set(found) == {one for one in ready if taken[one] < limit}
+            sums = len(ready), sum(one.busy for one in ready), sum(one.elsewhere for one in ready)
+            assert (found.ready, found.busy, found.elsewhere) == sums
+            assert made.leases("m") == len(held) == sum(one.in_flight for one in replicas)
+            most = {1: 1, 2: 1, 16: 14}[limit]
+            for_batch = made.candidates("m", batch=True)
+            assert set(for_batch) == {one for one in ready if one.takes_batch and taken[one] < most}
+            assert (for_batch.busy, for_batch.members) == (found.busy, found.members)
