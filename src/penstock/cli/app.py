@@ -13,11 +13,13 @@ from typer.core import TyperGroup
 
 from penstock import __version__
 from penstock.cli.batch.commands import batch
+from penstock.cli.cache import cache
 from penstock.cli.client.batches import batches
 from penstock.cli.client.bench import bench
 from penstock.cli.client.chat import chat
 from penstock.cli.client.ctl import ctl
 from penstock.cli.client.status import show_models
+from penstock.cli.doctor import doctor
 from penstock.cli.models.kuberay import kuberay
 from penstock.cli.models.options import (
     ACCELERATOR_KINDS,
@@ -224,6 +226,8 @@ def check(
     return report(sources, engine_words, gpu=gpu, as_json=as_json)
 
 
+app.command()(doctor)
+app.command()(cache)
 app.command(name="version")(show_versions)
 app.command()(by_fields(kuberay))
 app.command()(by_fields(bench))

@@ -92,11 +92,7 @@ class Slot:
         for unfinished in self.folder.glob(f"*{_PARTIAL}"):
             shutil.rmtree(unfinished, ignore_errors=True)
         for folder in self._versions():
-            if (
-                folder != newest
-                and time.time() - folder.stat().st_mtime > _GRACE_S
-                and not _is_pinned(folder)
-            ):
+            if folder != newest and time.time() - folder.stat().st_mtime > _GRACE_S and not is_used(folder):
                 gone = folder.rename(folder.with_name(f"{folder.name}{_PARTIAL}"))  # never half a version
                 shutil.rmtree(gone, ignore_errors=True)
                 _pin_file(folder).unlink(missing_ok=True)
@@ -130,7 +126,7 @@ def _pin_file(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.use")
 
 
-def _is_pinned(folder: Path) -> bool:
+def is_used(folder: Path) -> bool:
     """Whether any process has pinned it, this one included."""
     try:
         with _pin_file(folder).open("r+b") as mark:
