@@ -127,11 +127,28 @@ print(frame["answer"][0])
 """
 
 
+PROCESSOR = """
+import pandas as pd, penstock
+from penstock.data import build_processor, vLLMEngineProcessorConfig
+
+def preprocess(row):
+    return {"messages": [{"role": "user", "content": row["question"]}], "temperature": 0}
+
+config = vLLMEngineProcessorConfig(model_source=penstock.demo_model(), engine_kwargs={"max_model_len": 2048})
+answered = build_processor(config, preprocess)(pd.DataFrame({"question": ["What is Penstock?"]}))
+print(answered["generated_text"][0])
+"""
+
+
 @pytest.mark.full
-def test_a_script_without_a_main_guard_prints_nothing_of_others_and_ends(tmp_path: Path):
-    (tmp_path / "script.py").write_text(SCRIPT)
+@pytest.mark.parametrize("script", [SCRIPT, PROCESSOR], ids=["LLM", "processor"])
+def test_a_script_without_a_main_guard_prints_nothing_of_others_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (tmp_path / "script.py").write_text(script)
     done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=True
     )
     assert done.stdout.startswith("Penstock feeds LLM engines.")
     assert done.stdout.count("\n") == 1

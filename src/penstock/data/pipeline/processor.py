@@ -27,6 +27,7 @@ from penstock.data.pipeline.stage_spec import stage_spec
 from penstock.data.pipeline.user_steps import CastEmptyColumns, Postprocess, Preprocess
 from penstock.data.rows.input_columns import required_input
 from penstock.errors import ConfigError
+from penstock.processes.quiet import quiet
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +117,11 @@ class Processor:
     def __call__(self, rows: Any) -> Any:
         if isinstance(rows, Dataset):
             return self._pipeline(rows)
+        with quiet(own=True):
+            return self._answered(rows)
+
+    def _answered(self, rows: Any) -> Any:
+        """At once. Ray Data's plan and its progress are about a pipeline that the user does not see."""
         if isinstance(rows, pd.DataFrame):
             return self._pipeline(ray.data.from_pandas(rows)).to_pandas() if len(rows) else self._empty(rows)
         packed = [{ROW: pickle.dumps(row)} for row in rows]

@@ -16,8 +16,9 @@ from penstock.data.job.api import batch as run
 from penstock.data.job.report import ProgressListener, RunStats
 from penstock.data.table import frames
 from penstock.data.table.asking import json_schema, model_config, with_schema
-from penstock.data.table.screen import bar, quiet
+from penstock.data.table.screen import bar
 from penstock.errors import ConfigError, Unavailable
+from penstock.processes.quiet import quiet
 
 if TYPE_CHECKING:
     from tqdm import tqdm

@@ -23,8 +23,9 @@ from penstock.data.rows.request import Task
 from penstock.data.rows.template import PromptTemplate
 from penstock.data.table import frames
 from penstock.data.table.asking import model_config, with_schema
-from penstock.data.table.screen import bar, quiet
+from penstock.data.table.screen import bar
 from penstock.errors import BadRequest, ConfigError, Error, Unavailable
+from penstock.processes.quiet import quiet
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import warnings
 
 from penstock import json_logs
 from penstock.engines.vllm.arguments.defaults import Shape
@@ -18,6 +20,7 @@ _ALWAYS = {
     "HF_HUB_DISABLE_TELEMETRY": "1",  # the same of the hub's client
     "VLLM_MAX_AUDIO_DECODE_DURATION_S": "3600",  # vLLM's 600 would refuse 25 MB of plain WAV, 13 minutes
     "VLLM_MAX_IMAGE_PIXELS": str(1 << 25),  # an 8K picture; vLLM's 179 million take 2 GB, from 20 kB of PNG
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # else a CPU engine tells each time to which NUMA node it is bound
     "VLLM_LOGGING_LEVEL": "WARNING",  # we show the phases of a start
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a forked child of a Ray actor hides the actor's death from Ray
 }
@@ -26,6 +29,7 @@ _CPU_TINY = {
     "TORCH_COMPILE_DISABLE": "1",  # compiling takes longer than the model will ever run
     "VLLM_LOGGING_LEVEL": "ERROR",  # a dozen warnings that a toy could be faster
 }
+_TRITON = "vllm.triton_utils.importing"
 _PLUGINS, _PORT = "VLLM_PLUGINS", "VLLM_PORT"
 _OUR_PLUGIN = "penstock"
 
@@ -48,6 +52,8 @@ def prepare(shape: Shape) -> None:
         del defaults[_CONNECTOR]
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")  # what vLLM will have to change
+    logging.getLogger(_TRITON).setLevel(logging.ERROR)  # that a CPU has none
     json_logs.prepare_vllm(os.environ["VLLM_LOGGING_LEVEL"].upper())
     allowed = os.environ.get(_PLUGINS)
     if allowed is not None and _OUR_PLUGIN not in allowed.split(

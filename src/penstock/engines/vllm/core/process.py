@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import pickle
 import sys
+import warnings
 from collections.abc import Collection, Mapping
 from importlib import import_module
 from typing import Any, NoReturn
@@ -26,6 +27,7 @@ def main() -> None:
     multiprocessing.current_process().name = (
         "EngineCore"  # the name in its log lines, as vLLM's users know it
     )
+    warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")  # what vLLM will have to change
     plugin.register()
     with uncollected():  # what every model needs; the model's own class follows from the config
         from vllm.platforms import current_platform
