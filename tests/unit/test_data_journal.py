@@ -147,6 +147,9 @@ def test_rows_of_a_dead_worker_are_read_from_its_segment(tmp_path: Path):
 
 def test_each_run_has_a_number_of_its_own(tmp_path: Path):
     assert next_run(storage_path(tmp_path)) == 1
+    (tmp_path / "job.json").touch()
+    assert next_run(storage_path(tmp_path)) == 1
+    assert next_run(storage_path(tmp_path)) == 1
     write(tmp_path, "0003-driver")
     assert next_run(storage_path(tmp_path)) == 4
 
@@ -266,6 +269,15 @@ def test_a_disk_is_asked_to_keep_only_what_is_new_and_not_too_often(tmp_path: Pa
     second.close()
     assert len(synced) <= 8  # now and then while lines came, and twice at the end of each
     assert len(os.listdir("/proc/self/fd")) == open_files
+
+
+def test_a_bucket_that_is_away_is_asked_again_after_growing_pauses(monkeypatch):
+    paused: list[float] = []
+    monkeypatch.setattr("penstock.data.journal.segment.time.sleep", paused.append)
+    segment = Segment(Failing(6, PASSING), "0001-a")
+    segment.append(Entry(0, ok()), lambda: None)
+    segment.close()
+    assert paused == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
 
 
 @pytest.mark.parametrize("error", [Unavailable("Access is denied."), PASSING])

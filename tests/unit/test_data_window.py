@@ -514,9 +514,50 @@ async def test_rows_that_are_all_forbidden_wait_for_those_before_them_and_end_th
     assert {type(result) for result in results} == {Unavailable}
 
 
-async def test_the_last_rows_do_not_wait_for_ever_to_be_told_apart():
-    outcomes = await ended(Refusing(), *(f"403 {n}" for n in range(5)))
+@pytest.mark.parametrize("rows", [5, 15])
+async def test_the_last_rows_do_not_wait_for_ever_to_be_told_apart(rows: int):
+    outcomes = await ended(Refusing(), *(f"403 {n}" for n in range(rows)))
     assert {(outcome.state, outcome.attempts) for outcome in outcomes} == {("failed", 3)}
+
+
+async def test_sixteen_refused_rows_without_an_answer_end_the_job_and_leave_nothing_running():
+    window = Window(Refusing(), QUICK)
+    results = await asyncio.gather(*(window.run(row(f"403 {n}")) for n in range(16)), return_exceptions=True)
+    assert {type(result) for result in results} == {Unavailable}
+    await asyncio.sleep(0.02)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_model_without_a_template_ends_the_job_with_what_to_do():
+    window, refused = Window(Refusing(), QUICK), b"400 You must provide a chat template."
+    with pytest.raises(
+        Unavailable, match=r"status 400\): .* right \(--no-chat sends prompts as they are\) and"
+    ):
+        await window.run(RowRequest(path="/v1/chat/completions", body=refused))
+    with pytest.raises(Unavailable, match="right and run"):
+        await Window(Refusing(), QUICK).run(row("401 No such key."))
+
+
+async def test_who_is_not_reached_is_asked_again_after_growing_pauses():
+    class Gone(Obedient):
+        async def send(self, request: RowRequest) -> Response:
+            self.asked["row"] += 1
+            raise Unavailable("Nobody there.")
+
+    backend = Gone()
+    asks = asyncio.create_task(Window(backend, RetryPolicy(initial_backoff_s=0.05)).run(row("row")))
+    await asyncio.sleep(0.4)
+    asks.cancel()
+    assert 2 <= backend.asked["row"] <= 5  # after at least 0.025, 0.05, 0.1 and 0.2 s
+
+
+async def test_a_deadline_is_over_all_tries_and_the_first_begins_the_wait():
+    policy = RetryPolicy(initial_backoff_s=0.02, deadline_s=0.2)
+    (late,) = await asyncio.wait_for(ended(Obedient(), "busy1000", retry_policy=policy), 10)
+    assert (late.state, late.failure.code) == ("failed", "deadline_exceeded")
+    (outcome,) = await ended(Obedient(), "busy3", retry_policy=RetryPolicy(initial_backoff_s=0.05))
+    assert outcome.waited_s >= 0.025 + 0.05
+    assert outcome.took_s < outcome.waited_s
 
 
 async def test_a_pause_has_a_limit_after_any_number_of_tries():

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import json
 import os
 import socket
 import threading
+import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -32,8 +36,8 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def folder(request: pytest.FixtureRequest) -> StoragePath:
-    return storage_path(f"memory://{request.node.name}")
+def folder() -> StoragePath:
+    return storage_path(f"memory://{uuid.uuid4().hex}")
 
 
 @pytest.fixture
@@ -94,6 +98,68 @@ def test_one_who_looks_at_a_lock_holds_nobody_up(tmp_path: Path, monkeypatch: py
 
         monkeypatch.setattr("penstock.data.journal.lock.time.sleep", goes)
         acquire_lock(journal).release()
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "driver").touch()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for call in (acquire_lock, is_locked):
+        with pytest.raises(Unavailable, match=r"driver' cannot be locked: No locks available\. Write"):
+            call(storage_path(tmp_path))
+
+
+def test_a_lock_names_its_owner_alone(tmp_path: Path):
+    (tmp_path / "driver").write_text("x" * 4000)
+    lock = acquire_lock(storage_path(tmp_path))
+    assert json.loads((tmp_path / "driver").read_bytes())["pid"] == os.getpid()
+    lock.release()
+
+
+@pytest.mark.parametrize(
+    ("beat", "said"),
+    [
+        (b'{"owner": "x", "host": "there", "pid": 7}', "^Process 7 on there works on this output"),
+        (b"torn", r"^Another process works on this output already \('memory:"),
+    ],
+    ids=["named", "torn"],
+)
+def test_who_is_outranked_as_it_starts_goes_at_once(
+    folder: StoragePath, monkeypatch: pytest.MonkeyPatch, beat: bytes, said: str
+):
+    def other(_: float) -> None:
+        (folder / "drivers" / "ffffffffff00-0123abcd").write(beat)
+
+    monkeypatch.setattr("penstock.data.journal.lock.time.sleep", other)
+    with pytest.raises(OutputLocked, match=said):
+        acquire_lock(folder)
+    assert [file.name for file in (folder / "drivers").files()] == ["ffffffffff00-0123abcd"]
+
+
+def test_a_claim_is_kept_alive_and_goes_with_its_owner(folder: StoragePath):
+    (folder / "drivers" / "000000000001-0123abcd").write(b"dead")
+    lock = acquire_lock(folder)
+    assert [file.name for file in (folder / "drivers").files()] == [lock.version]
+    assert {one.daemon for one in threading.enumerate() if one.name == "heartbeat"} == {True}
+    lock.release()
+    assert list((folder / "drivers").files()) == []
+    assert not [one for one in threading.enumerate() if one.name == "heartbeat"]
+
+
+def test_an_owner_hears_of_its_successor_by_its_next_heartbeat(folder: StoragePath, cut_off: set[str]):
+    first = acquire_lock(folder)
+    cut_off.add(first.version)
+    second = acquire_lock(folder)
+    for _ in range(200):
+        if first.lost():
+            break
+        time.sleep(0.01)
+    assert first.lost() is True
+    second.release()
+    first.release()
 
 
 def test_a_lock_where_no_folder_can_be_is_one_sentence(tmp_path: Path):
