@@ -7,7 +7,7 @@ from penstock.serve.fleet.table import Table
 from penstock.serve.routing.policy import RoutingRequest
 from penstock.serve.routing.simple import PowerOfTwo
 from penstock.transport.address import Address
-from penstock.transport.link import Hello, LoadReport
+from penstock.transport.link import AdapterReport, Hello, LoadReport
 
 HELLO = Hello("m", 64)
 
@@ -198,6 +198,47 @@ def test_hello_tells_the_size_of_the_cache():
     made, (a,) = speaking("a")
     made.hello(a, Hello("m", 128, kv_tokens=9))
     assert (made.max_model_len("m"), a.kv_tokens, a.hellos) == (128, 9, 2)
+
+
+def test_batch_is_what_a_replica_reported_and_what_was_sent_and_has_ended_since():
+    made, (a,) = speaking("a")
+    report = LoadReport(batch_limit=9, batch_running=3, batch_waiting=2, batch_requeued=7)
+    made.report(a, report)
+    assert (a.batch_limit, a.batch, a.batch_requeued) == (9, 5, 7)
+    online, batch = made.acquire(a), made.acquire(a, batch=True)
+    assert a.batch == 6
+    made.release(online)
+    assert a.batch == 6
+    made.release(batch)
+    assert a.batch == 5
+    made.report(a, LoadReport())
+    made.release(made.acquire(a, batch=True))
+    assert a.batch == 0
+
+
+def test_adapters_are_where_they_were_loaded_or_sent():
+    made, (a, b) = speaking("a", "b")
+    made.limit("m", 8, adapter_slots=3)
+    found = made.candidates("m")
+    assert found.adapter_slots == 3
+    made.adapters(a, AdapterReport(("french",)))
+    sent = made.acquire(b, adapter="french")
+    assert set(found.holders.of("french")) == {a, b}
+    made.release(sent)
+    assert list(found.holders.of("french")) == [a]
+    made.hello(a, HELLO)
+    assert list(found.holders.of("french")) == []
+    made.adapters(a, AdapterReport(("french",)))
+    made.set_members("m", {"b": b.address})
+    assert list(found.holders.of("french")) == []
+
+
+def test_a_member_is_found_by_its_id():
+    made, (a, b) = speaking("a", "b")
+    made.set_members("other", {"c": address("c")})
+    assert (made.node_id, made.find("a"), made.find("b"), made.find("no")) == ("node", a, b, None)
+    assert made.find("c") is made.members("other")[0]
+    assert [replica.id for replica in made] == ["a", "b", "c"]
 
 
 def test_all_that_is_summed_is_what_the_replicas_have_after_any_events():
