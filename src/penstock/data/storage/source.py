@@ -16,6 +16,7 @@ from typing import Any, cast, get_args
 
 import msgspec
 
+from penstock.config.messages.problems import nearest
 from penstock.data.storage.paths import StoragePath, storage_path
 from penstock.data.storage.readers import (
     EXTENSIONS,
@@ -193,7 +194,10 @@ def expand_glob(pattern: str | os.PathLike[str]) -> list[tuple[StoragePath, File
         )
     if not files:
         but = " except outputs of jobs, which are read if they are named themselves" if matched else ""
-        raise SourceNotFound(f"There is no file at '{shown(text)}'{but}.")
+        beside = storage_path(os.path.dirname(text) or ".").files(1) if whole.is_local else []
+        guess = nearest(os.path.basename(text), (file.name for file in beside))
+        hint = f" Did you mean '{os.path.join(os.path.dirname(text), guess)}'?" if guess else ""
+        raise SourceNotFound(f"There is no file at '{shown(text)}'{but}.{hint}")
     return [(root / file.name if file.name else root, file) for file in files]
 
 
