@@ -4,16 +4,20 @@ import asyncio
 import io
 import json
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 from served import Served, until
 
 from penstock.asgi import Receive, Scope, Send
 from penstock.cli.client.chat import chat
-from penstock.errors import Unauthorized, Unavailable
+from penstock.errors import ConfigError, Unauthorized, Unavailable
+
+Captured = pytest.CaptureFixture[str]
 
 
-async def talk(url: str, said: str, **options: str) -> int:
+async def talk(url: str, said: str, **options: Any) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdin", io.StringIO(said))
         return await asyncio.to_thread(partial(chat, url, **options))
@@ -124,3 +128,83 @@ async def test_error_status_without_an_envelope_is_told(served: Served, capsys: 
     await served.app(teapot)
     assert await talk(served.url, "hello", model="m") == 1
     assert "418: short and stout" in capsys.readouterr().err
+
+
+async def answering(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with what it was sent."""
+    body = json.loads((await receive())["body"])
+    text = json.dumps([body["model"], *(message["content"] for message in body["messages"])])
+    event = json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]})
+    headers = [(b"content-type", b"text/event-stream")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": f"data: {event}\n\ndata: [DONE]\n\n".encode()})
+
+
+async def on_a_terminal(url: str, *lines: str, **options: Any) -> int:
+    """As talk, with a user at a prompt."""
+    said = iter(lines)
+
+    def line(_: str) -> str:
+        try:
+            return next(said)
+        except StopIteration:
+            raise EOFError from None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.input", line)
+        patch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+        return await asyncio.to_thread(partial(chat, url, **options))
+
+
+async def test_files_go_with_the_next_question(served: Served, capsys: Captured, tmp_path: Path):
+    await served.gateway("m")
+    await served.app(answering)
+    (tmp_path / "notes.txt").write_text("milk")
+    (tmp_path / "dot.png").write_bytes(b"\x89PNG")
+    (tmp_path / "blob").write_bytes(b"\xff\xfe")
+    notes = str(tmp_path / "notes.txt")
+    assert await talk(served.url, "what?\nand?\n", model="m", file=[notes, str(tmp_path / "dot.png")]) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    text, picture, question = first[1]
+    assert text == {"type": "text", "text": "notes.txt:\nmilk"}
+    assert picture["image_url"]["url"] == "data:image/png;base64,iVBORw=="
+    assert question == {"type": "text", "text": "what?"}
+    assert second[-1] == "and?"
+    for path, why in ((str(tmp_path / "no"), "No such file"), (str(tmp_path / "blob"), "neither a picture")):
+        with pytest.raises(ConfigError, match=why):
+            await talk(served.url, "what?", model="m", file=[path])
+
+
+async def test_commands_of_a_terminal(served: Served, capsys: Captured, tmp_path: Path):
+    await served.gateway("m", "n")
+    await served.app(answering)
+    await served.app(answering, "n")
+    saved = tmp_path / "talk.json"
+    lines = (
+        "hi",
+        "/model n",
+        "/system Be brief.",
+        "yo",
+        f"/save {saved}",
+        "/clear",
+        "/file nothing",
+        "/etc is?",
+    )
+    assert await on_a_terminal(served.url, *lines, model="m") == 0
+    told = capsys.readouterr()
+    answers = [json.loads(line) for line in told.out.splitlines() if line.startswith("[")]
+    assert answers == [["m", "hi"], ["n", "Be brief.", "yo"], ["n", "/etc is?"]]
+    assert [one["role"] for one in json.loads(saved.read_text())] == ["system", "user", "assistant"]
+    assert "'nothing' cannot be read: No such file" in told.err
+    assert await on_a_terminal(served.url, "/model", "/model x", "/help", model="m") == 0
+    told = capsys.readouterr()
+    assert "* m\n  n\n" in told.out
+    assert "There is no model 'x'; there are m, n." in told.err
+    assert "/save FILE: the conversation, as JSON messages." in told.out
+
+
+async def test_a_pipe_has_no_commands(served: Served, capsys: Captured):
+    await served.gateway("m")
+    await served.app(answering)
+    assert await talk(served.url, "/clear\n", model="m") == 0
+    assert json.loads(capsys.readouterr().out) == ["m", "/clear"]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
+import mimetypes
 import sys
 import unicodedata
 from collections.abc import Iterator
 from http.client import HTTPException, HTTPResponse
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from penstock.cli.client.service import Service
 from penstock.cli.models.options import HERE, KEY_HINT, Key, Url
-from penstock.errors import Error, Unavailable
+from penstock.errors import ConfigError, Error, Unavailable
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
@@ -24,12 +27,18 @@ def chat(
     model: Annotated[str | None, typer.Option(help="Model to talk to.", show_default="the first")] = None,
     api_key: Key = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    file: Annotated[
+        list[str] | None,
+        typer.Option(help="A picture or a text that goes with the first question.", show_default=False),
+    ] = None,
 ) -> int:
     """Talk to a running service from the terminal.
 
-    Ctrl-C stops an answer, Ctrl-D ends the conversation. Without a terminal, each input line is a question.
+    Ctrl-C stops an answer, Ctrl-D ends the conversation, /help lists what else there is. Without a terminal,
+    each input line is a question.
 
     - `penstock chat`
+    - `penstock chat --file receipt.png`
     - `penstock chat --url http://gpu-box:8000 --model qwen --system "Answer in one sentence."`
     - `echo "What is Penstock?" | penstock chat`
     """
@@ -39,14 +48,17 @@ def chat(
         if not models:
             raise Unavailable("The service serves no model.")
         model = models[0]["id"]
+    talk = _Conversation(service, model, system)
+    for path in file or ():
+        talk.attach(path)
     if interactive := sys.stdin.isatty():
         _edit_lines()
-        print(f"{model} at {service.url}. Ctrl-C stops an answer, Ctrl-D ends.")
-    failed, messages = False, [{"role": "system", "content": system}] if system else []
-    for question in _questions(interactive):
-        messages.append({"role": "user", "content": question})
+        print(f"{model} at {service.url}. Ctrl-C stops an answer, Ctrl-D ends, /help shows more.")
+    failed = False
+    for line in _questions(interactive):
         try:
-            _answer(service, model, messages)
+            if not (interactive and talk.obeys(line)):
+                talk.ask(line)
         except KeyboardInterrupt:
             print()
             if not interactive:
@@ -57,26 +69,98 @@ def chat(
     return int(failed and not interactive)
 
 
-def _answer(service: Service, model: str, messages: list[dict[str, str]]) -> None:
-    """Prints the answer as it comes. What came of it stays in `messages`, also when it stops early.
+class _Conversation:
+    """Its messages so far, and the files that go with the next question."""
 
-    Raises: Error with the service's own message, also in the middle of the stream.
-    """
-    body = {"model": model, "messages": messages, "stream": True}
-    answer = ""
-    try:
-        with contextlib.closing(service.send("POST", "/v1/chat/completions", body)) as response:
-            if response.status != 200:
-                raise service.error(response)
-            for piece in _texts(response):
-                answer += piece
-                print(_printable(piece) if sys.stdout.isatty() else piece, end="", flush=True)
-    finally:
-        if answer:
-            print(flush=True)
-            messages.append({"role": "assistant", "content": answer})
+    def __init__(self, service: Service, model: str, system: str | None) -> None:
+        self._service, self._model = service, model
+        self._messages: list[dict[str, Any]] = []
+        self._files: list[dict[str, Any]] = []
+        self._commands = {
+            "/model": self.choose,
+            "/system": self.begin,
+            "/clear": self.begin,
+            "/file": self.attach,
+            "/save": self.save,
+            "/help": self.help,
+        }
+        self.begin(system or "")
+
+    def obeys(self, line: str) -> bool:
+        """Whether the line was a command. Raises: Error."""
+        word, _, rest = line.partition(" ")
+        if (command := self._commands.get(word)) is None:
+            return False
+        command(rest.strip())
+        return True
+
+    def begin(self, system: str) -> None:
+        """/clear: forget all that was said. /system TEXT: the same, with another system prompt."""
+        self._messages = [{"role": "system", "content": system}] if system else []
+        self._files = []
+
+    def choose(self, model: str) -> None:
+        """/model [NAME]: talk to another model; without a name, list them."""
+        names = [one["id"] for one in self._service.json("GET", "/v1/models")["data"]]
+        if not model:
+            print("\n".join(f"{'* ' if name == self._model else '  '}{name}" for name in names))
+        elif model in names:
+            self._model = model
         else:
-            messages.pop()
+            raise ConfigError(f"There is no model {model!r}; there are {', '.join(names)}.")
+
+    def attach(self, path: str) -> None:
+        """/file PATH: a picture or a text that goes with the next question."""
+        try:
+            data = Path(path).expanduser().read_bytes()
+            kind = mimetypes.guess_type(path)[0] or ""
+            if kind.startswith("image/"):
+                url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
+                self._files.append({"type": "image_url", "image_url": {"url": url}})
+            else:
+                self._files.append({"type": "text", "text": f"{Path(path).name}:\n{data.decode()}"})
+        except OSError as error:
+            raise ConfigError(f"{path!r} cannot be read: {error.strerror}.") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path!r} is neither a picture nor a text.") from error
+
+    def save(self, path: str) -> None:
+        """/save FILE: the conversation, as JSON messages."""
+        try:
+            Path(path).expanduser().write_text(
+                json.dumps(self._messages, indent=2, ensure_ascii=False) + "\n"
+            )
+        except OSError as error:
+            raise ConfigError(f"{path!r} cannot be written: {error.strerror}.") from error
+
+    def help(self, _: str) -> None:
+        """/help: this list."""
+        for command in (self.choose, self.attach, self.begin, self.save, self.help):
+            print(command.__doc__)
+
+    def ask(self, question: str) -> None:
+        """Prints the answer as it comes. What came of it is kept, also when it stops early.
+
+        Raises: Error with the service's own message, also in the middle of the stream.
+        """
+        content = [*self._files, {"type": "text", "text": question}] if self._files else question
+        self._messages.append({"role": "user", "content": content})
+        body = {"model": self._model, "messages": self._messages, "stream": True}
+        answer = ""
+        try:
+            with contextlib.closing(self._service.send("POST", "/v1/chat/completions", body)) as response:
+                if response.status != 200:
+                    raise self._service.error(response)
+                for piece in _texts(response):
+                    answer += piece
+                    print(_printable(piece) if sys.stdout.isatty() else piece, end="", flush=True)
+        finally:
+            if answer:
+                print(flush=True)
+                self._messages.append({"role": "assistant", "content": answer})
+                self._files = []
+            else:
+                self._messages.pop()
 
 
 def _texts(response: HTTPResponse) -> Iterator[str]:
