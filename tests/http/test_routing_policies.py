@@ -9,7 +9,6 @@ import pytest
 from served import Served, chat, until
 
 from penstock.asgi import Receive, Scope, Send
-from penstock.errors import ConfigError
 from penstock.serve.gateway.catalogue import ServedModel
 
 pytestmark = pytest.mark.parity("S20")
@@ -150,8 +149,3 @@ async def test_who_waits_goes_to_the_first_replica_that_has_room_wherever_its_pr
             replica.open.set()
         await asyncio.gather(*held)
         assert picks((await http.get("/metrics")).text)["queue"] == 1
-
-
-async def test_a_gateway_whose_policy_cannot_be_had_does_not_start(served: Served):
-    with pytest.raises(ConfigError, match="'no_such:Policy' cannot be made"):
-        await served.gateway(ServedModel("m", 1, routing_policy="no_such:Policy"))
