@@ -80,6 +80,13 @@ def test_the_same_member_named_again_stays_as_it_was():
     assert pick(made) is a
 
 
+def test_of_two_the_less_busy_is_picked():
+    made, (a, b) = speaking("a", "b")
+    made.report(a, LoadReport(running=5, waiting=2))
+    made.report(b, LoadReport(running=6))
+    assert {pick(made) for _ in range(20)} == {b}
+
+
 def test_a_full_replica_is_never_picked():
     made, (a, b) = speaking("a", "b")
     made.limit("m", 2)
@@ -89,6 +96,14 @@ def test_a_full_replica_is_never_picked():
     assert pick(made) is None
     made.release(taken[0])
     assert pick(made) is a
+
+
+def test_the_only_one_with_room_is_found_among_many():
+    made, replicas = speaking(*(f"r{i}" for i in range(100)))
+    made.limit("m", 1)
+    for replica in replicas[:-1]:
+        made.acquire(replica)
+    assert pick(made) is replicas[-1]
 
 
 def test_other_gateways_requests_take_room():
@@ -111,6 +126,16 @@ def test_what_was_started_since_the_last_report_counts():
     for place in taken:
         made.release(place)
     assert (a.busy, made.candidates("m").busy) == (2, 5)
+
+
+def test_load_spreads_evenly_over_many():
+    made, replicas = speaking(*(f"r{i}" for i in range(50)))
+    random.seed(1)
+    for _ in range(5000):
+        picked = pick(made)
+        assert picked is not None
+        made.acquire(picked)
+    assert max(r.in_flight for r in replicas) - min(r.in_flight for r in replicas) <= 6
 
 
 def test_a_replica_that_failed_the_request_is_tried_again_only_after_its_next_report():
@@ -156,6 +181,15 @@ def test_tokens_sent_since_the_last_report_count_and_are_taken_back_only_from_wh
     made.report(a, LoadReport(running=1, waiting_tokens=0))
     made.release(first)
     assert a.load_tokens == 0
+
+
+def test_of_what_failed_only_what_has_not_reported_since_is_left_out():
+    made, (a, b) = speaking("a", "b")
+    tried = Tried()
+    tried.add(a)
+    assert list(made.candidates("m", tried)) == [b]
+    made.report(a, LoadReport())
+    assert set(made.candidates("m", tried)) == {a, b}
 
 
 def test_batch_may_go_where_seats_are_free_for_it_and_some_slots_stay_for_online_requests():
