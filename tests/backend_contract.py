@@ -10,6 +10,8 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from tests.waiting import until
+
 from penstock.config import LLMConfig
 from penstock.data.backends.in_process import InProcessEngine
 from penstock.data.backends.protocol import Backend, Response
@@ -71,12 +73,6 @@ def meaning(answer: Response) -> tuple[int, Any]:
     if "error" in body:
         return answer.status, body["error"]["code"]
     return answer.status, {name: value for name, value in body.items() if name not in _OWN}
-
-
-async def until(true: Callable[[], object], limit_s: float = 20.0) -> None:
-    async with asyncio.timeout(limit_s):
-        while not true():  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.005)
 
 
 Running = Callable[[], int]

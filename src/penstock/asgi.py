@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -98,25 +98,38 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """The result of `work`, which is cancelled when the client goes. The body must have been read.
+async def while_connected(
+    receive: Receive,
+    work: Awaitable[_Result],
+    on_disconnect: Callable[[Callable[[], None]], Callable[[], object]] | None = None,
+) -> _Result:
+    """The result of `work`, which is cancelled, and ends, when the client goes. The body must have been read.
 
-    Raises: ClientGone.
+    on_disconnect: in place of `receive`: registers what to call then, and returns what removes that.
+    Raises: ClientGone; what `work` raises.
     """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(disconnected(receive))
+    task, is_gone = asyncio.current_task(), False
+    assert task is not None
+    cancels = task.cancelling()
+
+    def leave() -> None:
+        nonlocal is_gone
+        is_gone = True
+        task.cancel()
+
+    async def watch() -> None:
+        await disconnected(receive)
+        leave()
+
+    stop = on_disconnect(leave) if on_disconnect is not None else asyncio.create_task(watch()).cancel
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
+        return await work
+    except asyncio.CancelledError:
+        if not is_gone or task.uncancel() > cancels:  # somebody else cancels it, too
+            raise
+        raise ClientGone from None
     finally:
-        gone.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})  # what it holds is free only then
-        if not task.cancelled():
-            task.exception()
+        stop()
 
 
 async def lifespan(receive: Receive, send: Send) -> None:

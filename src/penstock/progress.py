@@ -23,8 +23,7 @@ ENVIRONMENT = "_PENSTOCK_PROGRESS"
 LOG_ENVIRONMENT = "_PENSTOCK_LOG"
 READY = "ready"
 FAILED = "failed"
-_MOST_DETAIL = 16_000  # characters; a datagram on a Unix socket holds some 200 kB
-_MOST_BYTES = 1 << 18
+_MOST_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +37,17 @@ class Step:
     phase: str
     pid: int
     at: float
-    detail: str = ""
 
 
-def report(model_id: str, phase: str, detail: str = "") -> None:
-    """Reports that this process entered `phase`: "import", "load", ..., READY, or FAILED with its reason.
+def report(model_id: str, phase: str) -> None:
+    """Reports that this process entered `phase`: "import", "load", ..., READY, or FAILED.
 
     Never raises and never blocks: a model starts whether or not it is watched.
     """
     path = os.environ.get(ENVIRONMENT)
     if not path:
         return
-    line = json.dumps([model_id, phase, os.getpid(), time.monotonic(), detail[:_MOST_DETAIL]])
+    line = json.dumps([model_id, phase, os.getpid(), time.monotonic()])
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock, _short(Path(path)) as address:
             sock.setblocking(False)

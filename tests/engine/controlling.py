@@ -7,7 +7,8 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 
 import pytest
-from enginetest import MODEL_ID, Served, until
+from enginetest import MODEL_ID, Served
+from tests.waiting import until
 
 from penstock.engine import Delta
 from penstock.engine_control import EngineControl

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,10 +177,3 @@ async def serve(config: LLMConfig) -> AsyncIterator[Served]:
             yield Served(engine, client)
     finally:
         await engine.stop()
-
-
-async def until(condition: Callable[[], bool], limit_s: float = 20) -> None:
-    """Returns when `condition` holds. Raises: TimeoutError."""
-    async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.005)

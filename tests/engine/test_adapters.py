@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 from adapted import COPIES, PLACES, TRAINED, Adapted, at_once
-from enginetest import MODEL_ID, until
+from enginetest import MODEL_ID
 from safetensors.torch import load_file, save_file
+from tests.waiting import until
 
 from penstock.layers.adapters import asking_for
 from penstock.request_context import using_adapter

@@ -10,7 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from enginetest import ALIAS, BLOCK_SIZE, KV_BLOCKS, MODEL_ID, WINDOW, Served, until
+from enginetest import ALIAS, BLOCK_SIZE, KV_BLOCKS, MODEL_ID, WINDOW, Served
+from tests.waiting import until
 
 from penstock.engine import Delta
 from penstock.errors import BadRequest, PromptTooLong

@@ -22,8 +22,9 @@ from controlling import (
     waits,
     what_comes_while_it_sleeps_is_answered_when_it_wakes,
 )
-from enginetest import MODEL_ID, Served, until
+from enginetest import MODEL_ID, Served
 from safetensors.torch import load_file, save_file
+from tests.waiting import until
 
 from penstock import demo_model
 from penstock.engines.vllm.engine import VLLMEngine

@@ -15,7 +15,8 @@ import pytest
 import pytest_asyncio
 from backend_contract import CHAT, COMPLETIONS, row
 from borrowed import Borrowed, lent
-from enginetest import ALIAS, MODEL_ID, Served, until, vllm_config
+from enginetest import ALIAS, MODEL_ID, Served, vllm_config
+from tests.waiting import until
 
 from penstock.data.backends.in_process import InProcessEngine
 from penstock.data.backends.protocol import Response

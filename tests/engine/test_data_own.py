@@ -118,13 +118,6 @@ async def test_rows_at_once_keep_their_own_prompts(own: InProcessEngine):
     assert counts == [len(prompt) for prompt in prompts]
 
 
-@pytest.mark.parametrize("body", [b"[]", b"{", b'{"prompt": 5}', b'{"prompt": "x", "temperature": "hot"}'])
-async def test_a_bad_row_is_an_answer_with_400(own: InProcessEngine, body: bytes):
-    answer = await own.send(RowRequest(path=COMPLETIONS, body=body))
-    assert answer.status == 400
-    assert json.loads(answer.body)["error"]["message"]
-
-
 async def test_a_pooling_model_is_given_more_than_it_is_seen_to_run(embedder: Pooled):
     """What ends within a step is never in its load."""
     watched = Watched(await over(embedder.server))

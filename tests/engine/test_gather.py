@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from asking import CHAT, COMPLETIONS, ask, events, user
-from enginetest import Served, until
+from enginetest import Served
+from tests.waiting import until
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import Request

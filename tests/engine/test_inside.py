@@ -13,10 +13,11 @@ from typing import Any
 import httpx
 import pytest
 from asking import CHAT, CITIES, COMPLETIONS, STATED, user
-from enginetest import MODEL_ID, Served, listening, until
+from enginetest import MODEL_ID, Served, listening
 from fastapi import FastAPI, Request
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import PlainTextResponse
+from tests.waiting import until
 
 from penstock.engines.vllm.capabilities.table import CAPABILITIES
 from penstock.engines.vllm.frontend.direct_routes import DirectRoutes

@@ -14,7 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from enginetest import MODEL_ID, Served, until
+from enginetest import MODEL_ID, Served
+from tests.waiting import until
 
 from penstock.request_context import EventFrame, shortcut
 

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from enginetest import BLOCK_SIZE, Served, serve, until, vllm_config
+from enginetest import BLOCK_SIZE, Served, serve, vllm_config
+from tests.waiting import until
 
 from penstock.request_context import tier
 from penstock.tiers import DEFAULT, FLEX, Tier

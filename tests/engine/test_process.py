@@ -16,9 +16,10 @@ import psutil
 import pytest
 import pytest_asyncio
 from child import Flood
-from enginetest import MODEL_ID, Served, child_config, serve, until
+from enginetest import MODEL_ID, Served, child_config, serve
 from tests.models import model
 from tests.ports import unused
+from tests.waiting import until
 
 from penstock.asgi_client import call
 from penstock.engine import Delta

@@ -16,9 +16,10 @@ import psutil
 import pytest
 import pytest_asyncio
 from asking import CHAT, COMPLETIONS, ask, calls, events, joined, post, said, user
-from enginetest import MODEL_ID, SGLANG, Served, serve, sglang_config, until
+from enginetest import MODEL_ID, SGLANG, Served, serve, sglang_config
 from models import model
 from safetensors.torch import load_file, save_file
+from tests.waiting import until
 
 from penstock.config.schema.sections import LoraConfig
 from penstock.engine import Delta

@@ -10,7 +10,8 @@ import psutil
 import pytest
 from backend_contract import CHAT, row
 from dying import FOUND_S, LONG
-from enginetest import MODEL_ID, SEATS, Served, listening, until, vllm_config
+from enginetest import MODEL_ID, SEATS, Served, listening, vllm_config
+from tests.waiting import until
 
 from penstock.data.backends.in_process import InProcessEngine
 from penstock.engine import Engine

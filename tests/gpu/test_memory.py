@@ -15,9 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from enginetest import Served, serve, until, vllm_config
+from enginetest import Served, serve, vllm_config
 from safetensors.torch import save_file
 from tests.device import DEVICE, memory_used
+from tests.waiting import until
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from penstock import demo_model

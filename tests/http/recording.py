@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from served import Served
+
 from penstock.config import LLMConfig
 from penstock.engine import Delta, Prompt
 from penstock.engines.sim.engine import SimEngine
@@ -34,3 +36,12 @@ async def server(kind: type[LLMServer] = LLMServer, **values: Any) -> AsyncItera
         yield made
     finally:
         await made.stop()
+
+
+@asynccontextmanager
+async def hooked(served: Served, **values: Any) -> AsyncIterator[Any]:
+    """The same as the one replica of `m` behind a gateway."""
+    async with server(**values) as made:
+        await served.gateway("m")
+        await served.app(made._app())
+        yield made

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import openai
 import replica_process
+from tests.waiting import until
 
 from penstock.asgi import ASGIApp
 from penstock.config import GatewayConfig, LLMConfig
@@ -234,16 +235,6 @@ class Served:
 
     async def close(self) -> None:
         await asyncio.gather(*(stop() for stop in self._stops))
-
-
-async def until(true: Callable[[], Any], limit_s: float = 20.0) -> float:
-    """Seconds until `true()`; fails after the limit."""
-    loop = asyncio.get_running_loop()
-    begun = loop.time()
-    while not true():
-        assert loop.time() - begun < limit_s, "did not happen in time"
-        await asyncio.sleep(0.002)
-    return loop.time() - begun
 
 
 def chat(text: str = "hello", **more: Any) -> dict[str, Any]:

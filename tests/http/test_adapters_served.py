@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from bucket import s3_server
-from served import Replica, Served, chat, until
+from served import Served, chat, until
 
 from penstock.asgi import Receive, Scope, Send
 from penstock.layers.adapters import store
@@ -117,19 +117,6 @@ async def test_a_client_that_goes_while_its_adapter_waits_takes_no_place(served:
     assert replica.adapters.loaded() == ("poet",)
     async with served.http() as http:
         assert said(await ask(http, "m:poet")) == "[poet@1] fine"
-
-
-async def test_64_clients_for_64_adapters_on_two_replicas_are_all_served(served: Served, tmp_path: Path):
-    await served.gateway(ServedModel("m", 1, adapter_slots=4))
-    names = [f"one{number}" for number in range(64)]
-    lora = folder_of(tmp_path, *names) | {"max_num_adapters_per_replica": 4}
-    replicas: list[Replica] = [
-        await served.replica(reply="fine", lora=lora, adapter_load_s=0.002) for _ in range(2)
-    ]
-    async with served.http() as http:
-        answers = await asyncio.gather(*(ask(http, f"m:{name}") for name in names))
-    assert [said(answer).partition("@")[0] for answer in answers] == [f"[{name}" for name in names]
-    assert all(1 <= len(replica.engine.adapters()) <= 4 for replica in replicas)
 
 
 async def test_a_bucket_that_is_gone_takes_only_what_is_not_here(

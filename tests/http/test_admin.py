@@ -88,24 +88,26 @@ async def test_what_is_no_object_of_arguments_is_refused(served: Served, body: b
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body"),
+    ("method", "path", "body", "says"),
     [
-        ("POST", "sleep", {"operation": "wakeup"}),
-        ("POST", "sleep", {"self": 1}),
-        ("POST", "sleep", {"level": 3}),
-        ("POST", "sleep", {"timeout_s": -1}),
-        ("POST", "no_such_operation", {}),
-        ("GET", "status", {"replica": "r"}),
-        ("GET", "status", {"timeout_s": 3}),
+        ("POST", "sleep", {"operation": "wakeup"}, "It takes level, mode"),
+        ("POST", "sleep", {"self": 1}, "It takes level, mode"),
+        ("POST", "sleep", {"level": 3}, "level"),
+        ("POST", "sleep", {"timeout_s": -1}, "timeout_s"),
+        ("POST", "update_weights", {"source": "here", "version": "1"}, "absolute"),
+        ("POST", "no_such_operation", {}, "there are sleep, wakeup"),
+        ("GET", "status", {"replica": "r"}, "takes a model"),
+        ("GET", "status", {"timeout_s": 3}, "takes a model"),
     ],
 )
 async def test_arguments_that_an_operation_does_not_take_are_refused(
-    served: Served, method: str, path: str, body: dict[str, Any]
+    served: Served, method: str, path: str, body: dict[str, Any], says: str
 ):
     await served.gateway("m", admin_key="admin", operate=never)
     async with served.http() as http:
         answer = await http.request(method, f"/admin/{path}", json=body, headers=bearer("admin"))
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+        assert says in answer.json()["error"]["message"]
 
 
 async def test_a_wrong_method_says_which_is_right(served: Served):

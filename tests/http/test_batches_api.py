@@ -160,16 +160,6 @@ async def test_an_ended_batch_is_removed_when_its_files_have_expired(jobs, monke
     assert [one.id async for one in jobs.openai().batches.list()] == [kept.id]
 
 
-async def test_batches_wait_for_their_turn_and_all_end(jobs):
-    made = [await create(jobs, [line("a", LONG, max_tokens=20)]) for _ in range(6)]
-    assert {(await ended(jobs, one.id)).status for one in made} == {"completed"}
-    client = jobs.openai()
-    ids = [one.id for one in made][::-1]
-    first = await client.batches.list(limit=4)
-    assert ([one.id for one in first.data], first.has_more) == (ids[:4], True)
-    assert [one.id async for one in client.batches.list(limit=4)] == ids
-
-
 async def test_a_file_that_a_batch_reads_cannot_be_deleted(jobs):
     client = jobs.openai()
     made = await create(jobs, [line(f"{number}", LONG, max_tokens=100) for number in range(20)])

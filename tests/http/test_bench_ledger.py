@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 from benchmarks.fleet import Gateway, Replica
 from benchmarks.ledger import Clients
+from tests.waiting import wait_until
 
 LIMIT_S = 30
-
-
-def until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_every_request_has_one_outcome():
     with Replica("sim", step_base_ms=5) as replica, Gateway(replica) as gateway:
         clients = Clients(gateway.port, streams=4, unary=20.0, tokens=32, repeats=True)
-        until(lambda: clients.ledger.outcomes["good"] > 10)
+        wait_until(lambda: clients.ledger.outcomes["good"] > 10)
         assert not clients.ledger.failed
         gateway.stop()
-        until(lambda: clients.ledger.outcomes["unary: refused"] > 0)
+        wait_until(lambda: clients.ledger.outcomes["unary: refused"] > 0)
         assert clients.stop() == ""
     assert clients.ledger.total == clients.ledger.outcomes.total() == clients.ledger.sent
 
@@ -32,6 +23,6 @@ def test_every_request_has_one_outcome():
 def test_another_requests_text_is_found():
     with Replica("sim", reply="r0 of another") as replica, Gateway(replica) as gateway:
         clients = Clients(gateway.port, streams=1, unary=20.0, tokens=4, repeats=True)
-        until(lambda: len(clients.ledger.failed) == 2)
+        wait_until(lambda: len(clients.ledger.failed) == 2)
         assert clients.stop() == ""
     assert set(clients.ledger.outcomes) == {"unary: another's text", "stream: another's text"}

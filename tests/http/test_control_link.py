@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from interleaving import DISTURBANCES, Start, disturbed, ended, failing
 from served import NODE
+from tests.waiting import until
 
 from penstock.errors import BadRequest, ModelNotFound, Unavailable
 from penstock.serve.control import followers as presence
@@ -264,9 +265,7 @@ async def test_a_control_that_is_away_is_followed_again_and_warned_of(
 
     handle.address.remote = away
     replica = Replica("a", handle)
-    async with asyncio.timeout(10):
-        while not caplog.records:  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.01)
+    await until(lambda: caplog.records)
     assert "control is restarted" in caplog.text
     with pytest.raises(Unavailable, match="Control does not answer"):
         await ControlLink(handle, NODE).ask("status", {}, 1.0)
@@ -298,9 +297,7 @@ async def test_a_model_that_serve_has_no_longer_is_forgotten(
     assert list(await control.status()) == ["m"]  # while one follows
     replica.task.cancel()
     monkeypatch.setattr(presence, "GONE_S", 0.0)
-    async with asyncio.timeout(10):
-        while control._followers.living("m"):  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.01)
+    await until(lambda: not control._followers.living("m"))
     control._forget({"LLMServer:m"})
     assert list(await control.status()) == ["m"]
     control._forget({"LLMServer:other"})

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from recording import server
+from recording import hooked
 from served import chat, until
 
 from penstock.config import LLMConfig
@@ -30,18 +30,14 @@ def note(request, context):
 
 
 async def test_it_makes_whole_answers_and_finds_the_preprocessors_notes(served):
-    async with server(preprocessor=note, postprocessor=Shout) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, preprocessor=note, postprocessor=Shout):
         answer = await served.http().post("/v1/chat/completions", json=chat("hello"))
         assert answer.json()["choices"][0]["message"]["content"] == "HELLO"
         assert answer.json()["said_by"] == "blue"
 
 
 async def test_it_sees_each_event_of_a_stream(served):
-    async with server(postprocessor=Shout) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, postprocessor=Shout):
         events = await served.openai().chat.completions.create(**chat("one two three"), stream=True)
         parts = [event async for event in events]
         assert "".join(part.choices[0].delta.content or "" for part in parts) == "ONE TWO THREE"
@@ -52,18 +48,14 @@ async def test_an_event_can_be_left_out_and_a_coroutine_will_do(served):
     async def without_b(event):
         return None if "b" in event["choices"][0]["delta"].get("content", "") else event
 
-    async with server(postprocessor=without_b) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, postprocessor=without_b):
         events = await served.openai().chat.completions.create(**chat("a b c"), stream=True)
         text = "".join([event.choices[0].delta.content or "" async for event in events])
         assert text.split() == ["a", "c"]
 
 
 async def test_errors_of_the_engine_pass_it_by(served):
-    async with server(postprocessor=Shout) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, postprocessor=Shout):
         answer = await served.http().post("/v1/chat/completions", json=chat(max_tokens="many"))
         assert answer.status_code == 400
 
@@ -72,9 +64,7 @@ async def test_its_failure_is_500_before_the_first_byte(served):
     def fail(answer):
         raise ValueError("secret")
 
-    async with server(postprocessor=fail) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, postprocessor=fail):
         answer = await served.http().post("/v1/chat/completions", json=chat())
         assert answer.status_code == 500
         assert "The postprocessor of this model failed" in answer.text
@@ -91,9 +81,7 @@ async def test_its_failure_in_a_stream_is_the_last_event_and_ends_the_engines_wo
         return event
 
     options = {"step_base_ms": 5.0}
-    async with server(postprocessor=fail_late, engine_kwargs=options) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, postprocessor=fail_late, engine_kwargs=options) as made:
         body = chat("one two three " + "more " * 500, stream=True)
         answer = await served.http().post("/v1/chat/completions", json=body)
         assert answer.status_code == 200
@@ -104,9 +92,7 @@ async def test_its_failure_in_a_stream_is_the_last_event_and_ends_the_engines_wo
 
 
 async def test_a_client_that_leaves_aborts_the_engines_request(served):
-    async with server(postprocessor=Shout, engine_kwargs={"step_base_ms": 5.0}) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, postprocessor=Shout, engine_kwargs={"step_base_ms": 5.0}) as made:
         body = chat("word " * 500, stream=True)
         async with served.http() as http, http.stream("POST", "/v1/chat/completions", json=body) as answer:
             async for _ in answer.aiter_raw():
@@ -123,9 +109,7 @@ async def test_other_requests_go_on_while_it_works(served):
             await go_on.wait()
         return answer
 
-    async with server(postprocessor=wait) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, postprocessor=wait):
         slow = asyncio.create_task(served.openai().chat.completions.create(**chat("slow")))
         await began.wait()
         await served.openai().chat.completions.create(**chat("quick"))
@@ -134,9 +118,7 @@ async def test_other_requests_go_on_while_it_works(served):
 
 
 async def test_what_is_no_answer_is_500_and_the_log_says_so(served, caplog):
-    async with server(postprocessor=lambda answer: None) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, postprocessor=lambda answer: None):
         answer = await served.http().post("/v1/chat/completions", json=chat())
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "own_code_failed")
         assert "returned nothing" in caplog.text

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from recording import server
+from recording import hooked, server
 from served import chat
 
 from penstock import asgi
@@ -51,9 +51,7 @@ class Vision:
 
 
 async def test_the_engine_gets_the_very_objects(served):
-    async with server(preprocessor=Vision) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, preprocessor=Vision) as made:
         answer = await served.openai().chat.completions.create(**chat("What is this?"))
         ((prompt, params),) = made.engine.got
         assert prompt["prompt"] == "<picture>What is this?"
@@ -65,9 +63,7 @@ async def test_the_engine_gets_the_very_objects(served):
 
 
 async def test_streams_and_completions_and_usage_are_as_ever(served):
-    async with server(preprocessor=Vision) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, preprocessor=Vision):
         events = await served.openai().chat.completions.create(
             **chat("one two"), stream=True, stream_options={"include_usage": True}
         )
@@ -80,9 +76,7 @@ async def test_streams_and_completions_and_usage_are_as_ever(served):
 
 
 async def test_generate_over_http_takes_the_prompt_and_the_sampling_parameters(served):
-    async with server(preprocessor=Vision) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, preprocessor=Vision) as made:
         answer = await served.http().post("/v1/generate", json={"model": "m", "prompt": "four"})
         ((prompt, params),) = made.engine.got
         assert prompt["multi_modal_data"]["video"] is FRAMES
@@ -95,9 +89,7 @@ async def test_an_edited_request_goes_on_as_usual(served):
         request["messages"][-1]["content"] = request["messages"][-1]["content"].upper()
         return request
 
-    async with server(preprocessor=shout) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, preprocessor=shout):
         answer = await served.openai().chat.completions.create(**chat("quietly"))
         assert answer.choices[0].message.content == "QUIETLY"
 
@@ -108,9 +100,7 @@ async def test_the_hook_knows_path_headers_and_request_id(served):
         assert "authorization" not in context.headers
         return {"prompt": said}
 
-    async with server(preprocessor=tell) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, preprocessor=tell):
         answer = await served.http().post(
             "/v1/chat/completions",
             json=chat(),
@@ -133,9 +123,7 @@ async def test_its_errors_are_answers(served, error, status, says, stream):
     async def fail(request):
         raise error
 
-    async with server(preprocessor=fail) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, preprocessor=fail) as made:
         answer = await served.http().post("/v1/chat/completions", json=chat(stream=stream))
         assert answer.status_code == status
         assert says in answer.json()["error"]["message"]
@@ -144,9 +132,7 @@ async def test_its_errors_are_answers(served, error, status, says, stream):
 
 
 async def test_what_cannot_be_used_is_500_and_the_log_says_why(served, caplog):
-    async with server(preprocessor=lambda request: None) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, preprocessor=lambda request: None):
         answer = await served.http().post("/v1/chat/completions", json=chat())
         assert answer.status_code == 500
         assert "returned nothing" in caplog.text
@@ -155,18 +141,14 @@ async def test_what_cannot_be_used_is_500_and_the_log_says_why(served, caplog):
 
 
 async def test_an_engine_prompt_for_embeddings_is_refused(served, caplog):
-    async with server(preprocessor=lambda request: {"prompt": "x"}) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, preprocessor=lambda request: {"prompt": "x"}):
         answer = await served.http().post("/v1/embeddings", json={"model": "m", "input": "a"})
         assert answer.status_code == 500
         assert "/v1/embeddings, which takes none" in caplog.text
 
 
 async def test_a_body_that_is_no_object_is_the_engines_to_refuse(served):
-    async with server(preprocessor=Vision) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, preprocessor=Vision):
         answer = await served.http().post("/v1/chat/completions", content=b"{", headers={"x": "y"})
         assert answer.status_code == 400
 
@@ -175,9 +157,7 @@ async def test_a_refusal_on_messages_has_anthropics_form(served):
     def refuse(request):
         raise ValueError("No pictures.")
 
-    async with server(preprocessor=refuse) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, preprocessor=refuse):
         answer = await served.http().post("/v1/messages", json=chat(max_tokens=5))
         assert answer.status_code == 400
         assert answer.json()["type"] == "error"
@@ -189,21 +169,16 @@ async def test_no_path_leads_past_it_to_an_answer(served):
     def refuse(request, context):
         raise ValueError(f"Refused on {context.path}.")
 
-    async with server(preprocessor=refuse) as made:
-        await served.gateway("m")
-        await served.app(made._app())
-        async with served.http() as http:
-            for path in set(ENGINE_PATHS) - NOT_MET:
-                answer = await http.post(path, json={"model": "m"})
-                assert answer.json()["error"]["message"] == f"Refused on {path}."
+    async with hooked(served, preprocessor=refuse), served.http() as http:
+        for path in set(ENGINE_PATHS) - NOT_MET:
+            answer = await http.post(path, json={"model": "m"})
+            assert answer.json()["error"]["message"] == f"Refused on {path}."
 
 
 @pytest.mark.parametrize("path", GENERATING)
 async def test_an_unknown_sampling_parameter_is_refused_on_every_endpoint(served, caplog, path):
     pair = {"prompt": "x"}, {"no_such": 1}
-    async with server(preprocessor=lambda request: pair) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, preprocessor=lambda request: pair) as made:
         body = {"model": "m", "max_tokens": 5, GENERATING[path]: "a"}
         answer = await served.http().post(path, json=body)
         assert answer.status_code == 500
@@ -211,34 +186,11 @@ async def test_an_unknown_sampling_parameter_is_refused_on_every_endpoint(served
         assert made.engine.got == []
 
 
-async def test_an_unknown_sampling_parameter_is_refused_by_handle(caplog):
-    pair = {"prompt": "x"}, {"no_such": 1}
-    async with server(preprocessor=lambda request: pair) as made:
-        answers = [
-            await made.chat(chat()),
-            await made.completions({"model": "m", "prompt": "a"}),
-            await made.responses({"model": "m", "input": "a"}),
-            await made.messages({**chat(), "max_tokens": 5}),
-        ]
-        refused = [answer async for answer in chain(*answers)]
-        assert [answer.error.code for answer in refused] == ["own_code_failed"] * 4
-        assert caplog.text.count("'no_such', which is not known") == 4
-        assert made.engine.got == []
-
-
-async def chain(*iterators):
-    for iterator in iterators:
-        async for item in iterator:
-            yield item
-
-
 async def test_what_is_no_json_is_an_error_of_the_operators(served, caplog):
     def strange(request):
         return {**request, "when": object()}
 
-    async with server(preprocessor=strange) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, preprocessor=strange):
         answer = await served.http().post("/v1/chat/completions", json=chat())
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "own_code_failed")
         assert "cannot be used" in caplog.text
@@ -248,17 +200,13 @@ async def test_a_hook_that_runs_out_of_an_iterator_is_a_failure_and_no_hang(serv
     def first_picture(request):
         return next(part for part in request["messages"] if part.get("type") == "image")
 
-    async with server(preprocessor=first_picture) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, preprocessor=first_picture):
         answer = await served.http().post("/v1/chat/completions", json=chat())
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "own_code_failed")
 
 
 async def test_token_ids_of_any_tokenizer_reach_the_engine_as_a_list(served):
-    async with server(preprocessor=lambda request: {"prompt_token_ids": np.array(HI)}) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, preprocessor=lambda request: {"prompt_token_ids": np.array(HI)}) as made:
         answer = await served.openai().chat.completions.create(**chat())
         ((prompt, _),) = made.engine.got
         assert prompt["prompt_token_ids"] == HI
@@ -305,9 +253,7 @@ async def test_it_reads_adapter_and_tools_and_its_prompt_runs_under_that_adapter
 
 
 async def test_a_whole_prompt_and_a_previous_response_do_not_go_together(served):
-    async with server(preprocessor=lambda request: {"prompt": "x"}) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, preprocessor=lambda request: {"prompt": "x"}):
         body = {"model": "m", "input": "and then?", "previous_response_id": "resp_1"}
         answer = await served.http().post("/v1/responses", json=body)
         assert answer.status_code == 400
@@ -318,9 +264,7 @@ async def test_other_paths_do_not_meet_it(served):
     async def fail(request):
         raise ValueError("never asked")
 
-    async with server(preprocessor=fail) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, preprocessor=fail):
         answer = await served.http().post("/tokenize", json={"model": "m", "prompt": "a b"})
         assert answer.status_code == 200
 
@@ -335,9 +279,7 @@ async def test_a_client_that_leaves_ends_a_waiting_preprocessor(served):
         finally:
             ended.set()
 
-    async with server(preprocessor=wait) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, preprocessor=wait):
         asking = asyncio.create_task(served.http().post("/v1/chat/completions", json=chat()))
         await began.wait()
         asking.cancel()
@@ -353,9 +295,7 @@ async def test_a_blocking_preprocessor_does_not_hold_up_other_requests(served):
             asyncio.run_coroutine_threadsafe(other_answered.wait(), loop).result(20)
         return request
 
-    async with server(preprocessor=block) as made:
-        await served.gateway("m")
-        await served.app(made._app())
+    async with hooked(served, preprocessor=block):
         slow = asyncio.create_task(served.openai().chat.completions.create(**chat("slow")))
         await served.openai().chat.completions.create(**chat("quick"))
         other_answered.set()

@@ -52,24 +52,6 @@ async def test_a_client_cannot_name_an_adapter_by_header(served: Served):
     assert "x-penstock-adapter" not in answer.json()["headers"]
 
 
-@pytest.mark.parity("S21")
-async def test_an_adapter_of_a_model_without_lora_config_is_400(served: Served):
-    await served.gateway("base")
-    async with served.http() as http:
-        answer = await http.post("/v1/chat/completions", json=chat() | {"model": "base:poet"})
-    assert answer.status_code == 400
-    assert "lora_config" in answer.json()["error"]["message"]
-
-
-@pytest.mark.parity("S18")
-async def test_the_longest_known_id_wins(served: Served):
-    await served.gateway("base", ServedModel("base:v2", 1, adapter_slots=4))
-    await served.app(Mirror(), "base:v2")
-    async with served.http() as http:
-        answer = await http.post("/v1/chat/completions", json=chat() | {"model": "base:v2:poet"})
-    assert json.loads(answer.json()["body"])["model"] == "base:v2:poet"
-
-
 async def test_a_body_without_model_goes_to_the_only_one_unchanged(served: Served):
     await served.gateway("m")
     await served.app(Mirror())

@@ -62,17 +62,6 @@ def ask_with_id(url: str, path: str, model_id: str, body: dict[str, Any]) -> Any
     return answer.json()
 
 
-def is_the_wrong_endpoint(answer: httpx.Response, path: str, model_id: str, answered: str) -> None:
-    """Asserts that it says so, and names the right ones, the last of which are `answered`."""
-    assert answer.status_code == 404
-    error = answer.json()["error"]
-    assert error["code"] == "endpoint_not_supported"
-    assert error["message"].startswith(f"Model '{model_id}' does not answer {path}; it answers ")
-    assert error["message"].endswith(answered)
-    assert answer.headers["x-request-id"]
-    assert answer.json().get("type") == ("error" if path == "/v1/messages" else None)  # Anthropic's form
-
-
 def best(answer: Any) -> int:
     return answer["results"][0]["index"]
 

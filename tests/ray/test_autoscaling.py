@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from openai import OpenAI
 from ray import serve
-from tests.ray.zoo import LIMIT_S, until
+from tests.ray.zoo import LIMIT_S
+from tests.waiting import wait_until
 
 from penstock.serve import LLMConfig, build_openai_app
 
@@ -65,18 +66,18 @@ def test_one_becomes_two_becomes_one_and_no_request_is_lost(client: OpenAI):
     with ThreadPoolExecutor(10) as many:
         asked = [many.submit(again_and_again) for _ in range(10)]
         try:
-            until(lambda: replicas("busy") == 2)
+            wait_until(lambda: replicas("busy") == 2)
         finally:
             over.set()
     assert [one.result() for one in asked] == [{"length"}] * 10
-    until(lambda: replicas("busy") == 1)
+    wait_until(lambda: replicas("busy") == 1)
     assert ask(client, "busy") == "length"
 
 
 def test_from_zero_the_request_is_held_and_served(client: OpenAI):
-    until(lambda: replicas("rare") == 0)
+    wait_until(lambda: replicas("rare") == 0)
     assert ask(client, "rare") == "length"
     assert replicas("rare") == 1
-    until(lambda: replicas("rare") == 0)
+    wait_until(lambda: replicas("rare") == 0)
     with ThreadPoolExecutor(4) as many:
         assert set(many.map(lambda _: ask(client, "rare"), range(4))) == {"length"}

@@ -20,14 +20,12 @@ from tests.ray.clients import (
     GOAL,
     LOAN,
     WAYS,
-    ask,
     ask_with_id,
     by_serve,
     config,
     cosine,
     events,
     handle,
-    is_the_wrong_endpoint,
     likest,
     served,
 )
@@ -192,34 +190,6 @@ ENDPOINTS: dict[str, tuple[str, dict[str, Any], Callable[[Any], Any], Any]] = {
 def test_every_endpoint_answers_and_echoes_the_requests_id(url: str, path: str) -> None:
     model_id, body, look, expected = ENDPOINTS[path]
     assert look(ask_with_id(url, path, model_id, body)) == expected
-
-
-@pytest.mark.parametrize(
-    ("path", "answered"),
-    [
-        ("/classify", "/v1/chat/completions, /v1/completions, /v1/responses, /v1/messages."),
-        ("/v1/audio/translations", "/v1/messages."),
-    ],
-)
-def test_the_wrong_endpoint_is_404_and_names_the_right_ones(url: str, path: str, answered: str) -> None:
-    answer = ask(url, path, "assistant", input="x", messages=TURNS, max_tokens=1)
-    is_the_wrong_endpoint(answer, path, "assistant", answered)
-
-
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/classify", "/pooling"])
-def test_an_unknown_model_is_404_and_the_served_ones_are_named(url: str, path: str) -> None:
-    answer = ask(url, path, "nobody", input="x")
-    assert answer.status_code == 404
-    error = answer.json()["error"]
-    assert (error["code"], error["param"]) == ("model_not_found", "model")
-    assert all(f"'{model_id}'" in error["message"] for model_id in MODELS)
-
-
-def test_every_models_window_is_listed(url: str) -> None:
-    cards = httpx.get(f"{url}/v1/models").json()["data"]
-    windows = {card["id"]: card["max_model_len"] for card in cards}
-    assert windows.keys() == MODELS
-    assert windows["assistant"] > windows["embedder"] == 128
 
 
 # -- by handle

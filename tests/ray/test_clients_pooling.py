@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import cohere
-import httpx
 import pytest
 from langchain_openai import OpenAIEmbeddings
 from openai import OpenAI
@@ -24,7 +23,6 @@ from tests.ray.clients import (
     config,
     cosine,
     handle,
-    is_the_wrong_endpoint,
     likest,
     served,
 )
@@ -149,22 +147,6 @@ def test_bytes_arrive_as_they_are(url: str) -> None:
     assert [piece["end"] - piece["start"] for piece in pieces] == [len(answer.content) / 2] * 2
 
 
-@pytest.mark.parametrize(
-    ("path", "model_id", "answered"),
-    [
-        ("/v1/chat/completions", "embedder", "/v1/embeddings, /v2/embed, /score, /rerank, /pooling."),
-        ("/v1/messages", "reranker", "/classify, /score, /rerank, /pooling."),
-        ("/v1/embeddings", "classifier", "/classify, /pooling."),
-    ],
-)
-def test_the_wrong_endpoint_is_404_and_names_the_right_ones(
-    url: str, path: str, model_id: str, answered: str
-) -> None:
-    turns = [{"role": "user", "content": "What is Penstock?"}]
-    answer = ask(url, path, model_id, input="x", messages=turns, max_tokens=1)
-    is_the_wrong_endpoint(answer, path, model_id, answered)
-
-
 def test_the_pages_lines_are_answered(urls: dict[str, str], tmp_path: Path) -> None:
     port = int(urls[WAYS[1]].rpartition(":")[2])
     (printed,) = Page("docs/serve/embeddings.md").run(tmp_path, port)
@@ -176,13 +158,6 @@ def test_the_pages_lines_are_answered(urls: dict[str, str], tmp_path: Path) -> N
     soup = embedded["data"][0]["embedding"]
     for same in (coheres["embeddings"]["float"][0], pooled["data"][0]["data"]):
         assert cosine(soup, same) > 0.999
-
-
-def test_every_models_window_is_listed(url: str) -> None:
-    cards = httpx.get(f"{url}/v1/models").json()["data"]
-    windows = {card["id"]: card["max_model_len"] for card in cards}
-    assert windows.keys() == MODELS
-    assert windows["embedder"] == windows["reranker"] == 128
 
 
 # -- by handle

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from backend_contract import COMPLETIONS, FACTS, REQUESTS, config, expected, long, meaning, row, until
+from backend_contract import COMPLETIONS, FACTS, REQUESTS, config, expected, long, meaning, row
 from ray import serve
 from tests.ray.zoo import APP, FAST, LATE, Zoo
+from tests.waiting import until
 
 from penstock.data.backends.protocol import Response
 from penstock.data.backends.replica_set import ReplicaSet

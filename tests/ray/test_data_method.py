@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from backend_contract import config, until
+from backend_contract import config
 from ray import serve
 from tests.ray.toy import Question
+from tests.waiting import until
 
 from penstock.data.backends.serve_deployment import ServeDeployment
 from penstock.data.backends.serve_handle import method_call

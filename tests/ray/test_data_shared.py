@@ -105,9 +105,3 @@ def test_any_deployment_and_any_method_of_it(toy):
     assert rows[0]["result"] == 4
     assert (rows[1]["sum"], rows[1]["product"]) == (5, 6)
     assert "TypeError" in rows[2]["error"]["message"]
-
-
-def test_a_wrong_application_says_which_there_are(model):
-    processor = build_processor(ServeDeploymentProcessorConfig(app_name="no-such"))
-    with pytest.raises(Exception, match=r"No application 'no-such'.*'zoo'"):
-        processor([{"prompt": "x"}])

@@ -10,7 +10,8 @@ import httpx
 import pytest
 from openai import OpenAI
 from ray import serve
-from tests.ray.zoo import KEY, LIMIT_S, until
+from tests.ray.zoo import KEY, LIMIT_S
+from tests.waiting import wait_until
 
 from penstock.serve import LLMConfig, build_openai_app
 
@@ -61,12 +62,12 @@ def test_a_request_wakes_its_model_and_the_one_unused_for_longest_sleeps(service
     assert service.ask("a") == "for a"
     for asked, awake in (("b", {"a", "b"}), ("c", {"b", "c"}), ("a", {"a", "c"})):
         assert service.ask(asked) == f"for {asked}"
-        until(lambda awake=awake: service.awake("abc") == awake)
+        wait_until(lambda awake=awake: service.awake("abc") == awake)
 
 
 def test_requests_for_both_at_once_are_all_answered(service: Service):
     with ThreadPoolExecutor(8) as many:
         asked = ["d", "e"] * 20
         assert list(many.map(service.ask, asked)) == [f"for {one}" for one in asked]
-    until(lambda: len(service.awake("de")) == 1)
+    wait_until(lambda: len(service.awake("de")) == 1)
     assert service.http.get("/health").status_code == 200

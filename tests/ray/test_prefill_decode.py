@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 from openai import OpenAI
 from ray import serve
 from tests.models import model
+from tests.waiting import wait_until
 
 from penstock.serve import LLMConfig, LLMServer, build_openai_app
 
@@ -87,16 +88,9 @@ def halves(serve_url: str) -> Iterator[Halves]:
     decode = config(prefill={"min_prompt_tokens": 100})
     serve.run(build_openai_app({"llm_configs": [decode], "gateway": {"admin_key": KEY}}), name=APP)
     found = Halves(serve_url)
-    until(lambda: found.fetched() > 0)  # the warm-up
+    wait_until(lambda: found.fetched() > 0)  # the warm-up
     yield found
     serve.delete(APP)
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "not within the limit"
-        time.sleep(0.2)
 
 
 def test_long_prompts_are_computed_elsewhere_and_answered_the_same(halves: Halves):
@@ -149,7 +143,7 @@ def test_with_the_prefill_side_killed_prompts_are_computed_here(halves: Halves):
     core.send_signal(signal.SIGSTOP)  # what it is asked now it never answers
     with ThreadPoolExecutor() as pool:
         asked = [pool.submit(halves.completion, f"{i}, alas: {LONG}") for i in range(4)]
-        until(lambda: prefill.busy.remote().result(timeout_s=LIMIT_S) > 0)
+        wait_until(lambda: prefill.busy.remote().result(timeout_s=LIMIT_S) > 0)
         os.kill(pid, signal.SIGKILL)
         assert [len(one.result(timeout=LIMIT_S)) > 0 for one in asked] == [True] * 4
     before = halves.fetched()
@@ -157,4 +151,4 @@ def test_with_the_prefill_side_killed_prompts_are_computed_here(halves: Halves):
     assert halves.fetched() == before
     with suppress(psutil.NoSuchProcess):
         core.kill()
-    until(lambda: halves.completion(f"{time.monotonic()}: {LONG}") and halves.fetched() > before)
+    wait_until(lambda: halves.completion(f"{time.monotonic()}: {LONG}") and halves.fetched() > before)

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
@@ -15,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 from ray import cloudpickle, serve
+from tests.waiting import wait_until
 
 from penstock.config import LLMConfig
 from penstock.engines.sim.engine import SimEngine
@@ -159,14 +159,6 @@ def question(text: str, model: str = "m") -> dict:
     return {"model": model, "messages": [{"role": "user", "content": text}]}
 
 
-def until(true, limit_s: float = 60.0) -> None:
-    """Fails after the limit."""
-    deadline = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.1)
-
-
 def test_what_it_makes_reaches_the_engine_in_another_process(url):
     answer = ask(url, "hello").json()
     maker, kind, size, total, engine = answer["choices"][0]["message"]["content"].split()
@@ -210,10 +202,10 @@ def test_a_client_that_leaves_ends_the_work_in_the_deployment(url, folder):
     address = httpx.URL(url)
     client = HTTPConnection(address.host, address.port)
     client.request("POST", f"{address.path}/v1/chat/completions", json.dumps(question("wait")))
-    until(lambda: (folder / "began").exists())
+    wait_until(lambda: (folder / "began").exists())
     assert not (folder / "ended").exists()
     client.close()
-    until(lambda: (folder / "ended").exists())
+    wait_until(lambda: (folder / "ended").exists())
 
 
 def test_a_killed_replica_loses_no_request(url):
@@ -238,7 +230,7 @@ def test_load_scales_it_from_one_replica_to_two(url, folder):
     try:
         with ThreadPoolExecutor(8) as clients:
             asked = [clients.submit(ask, url, "hello", "scaled") for _ in range(8)]
-            until(lambda: running("scaled") == 2)
+            wait_until(lambda: running("scaled") == 2)
             (folder / "go").touch()
             answers = [one.result().json() for one in asked]
         assert len({answer["choices"][0]["message"]["content"] for answer in answers}) == 2

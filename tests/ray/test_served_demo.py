@@ -8,17 +8,13 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
-from demo_questions import QUESTIONS
+from demo_questions import QUESTIONS, said_by_transformers
 from openai import BadRequestError, OpenAI
 from tests.dashboard import without_series
 from tests.kubernetes import SERVICE_VARIABLES
 from tests.ray.command import Command, serving
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-import penstock
 
 pytestmark = pytest.mark.parity("S18", "S28", "S29", "S31")
 
@@ -49,26 +45,6 @@ def served(client: OpenAI, question: str) -> tuple[str, str]:
     return "".join(choice.delta.content or "" for choice in choices), choices[-1].finish_reason
 
 
-def plain(questions: list[str]) -> list[tuple[str, str]]:
-    """The same by transformers alone, greedy."""
-    tokenizer = AutoTokenizer.from_pretrained(penstock.demo_model())
-    model: Any = AutoModelForCausalLM.from_pretrained(penstock.demo_model())
-    answers = []
-    for question in questions:
-        prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}],
-            add_generation_prompt=True,
-            return_dict=True,
-            return_tensors="pt",
-        )
-        made = model.generate(**prompt, do_sample=False, max_new_tokens=200)[
-            0, prompt["input_ids"].shape[1] :
-        ]
-        ended = made[-1] == tokenizer.eos_token_id
-        answers.append((tokenizer.decode(made, skip_special_tokens=True), "stop" if ended else "length"))
-    return answers
-
-
 def test_served_answers_are_those_of_plain_transformers(client: OpenAI):
     (card,) = client.models.list()
     assert card.id == "penstock-demo"
@@ -77,7 +53,7 @@ def test_served_answers_are_those_of_plain_transformers(client: OpenAI):
         answers = list(many.map(lambda question: served(client, question), questions))
     assert len(answers) >= 20
     assert [text for text, _ in answers] == list(QUESTIONS.values())
-    assert answers == plain(questions)
+    assert answers == said_by_transformers(questions)
     assert {reason for _, reason in answers} == {"stop"}
 
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from ray import serve
 from tests.ray.updating import APP, NeedsFile, no_request_is_lost
-from tests.ray.zoo import until
+from tests.waiting import wait_until
 
 from penstock.serve import LLMConfig, build_openai_app
 
@@ -44,7 +44,7 @@ def test_only_what_changed_restarts(url: str):
     third = deployed(url, c={}, **models)
     assert differing(second, third) == {"LLMRouter", "LLMControl", "LLMServer:a", "LLMServer:c"}
     assert second["LLMServer:a"] < third["LLMServer:a"]
-    until(lambda: control.status.remote("a").result()["a"]["desired"]["state"] == "paused")
+    wait_until(lambda: control.status.remote("a").result()["a"]["desired"]["state"] == "paused")
     last = deployed(url, **models)
     assert differing(third, last) == {"LLMRouter", "LLMControl", "LLMServer:c"}
     assert set(control.status.remote().result()) == {"a", "b"}
@@ -73,7 +73,7 @@ def deployed(url: str, **models: dict[str, object]) -> dict[str, set[int]]:
     replicas = {f"LLMServer:{config.model_id}": config.deployment_config for config in configs}
     wanted = {name: options.get("num_replicas", 1) for name, options in replicas.items()}
     wanted |= {"LLMRouter": 1, "LLMControl": 1}
-    until(lambda: {name: len(pids) for name, pids in running().items()} == wanted)
+    wait_until(lambda: {name: len(pids) for name, pids in running().items()} == wanted)
     return running()
 
 

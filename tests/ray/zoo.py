@@ -11,8 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from openai import OpenAI
 from ray import serve
 from tests.backend_contract import config
 from tests.ports import unused
+from tests.waiting import wait_until
 
 from penstock.engine_control import PauseMode
 from penstock.engines.sim.engine import SimEngine
@@ -114,8 +114,10 @@ class Zoo:
 
     def whole(self) -> None:
         """Returns when two replicas take requests, none of them one that was killed."""
-        until(lambda: self.states() == ["ready"] * 2 and not self._killed & self.status()["replicas"].keys())
-        until(lambda: self.health()["ready"] == 2)
+        wait_until(
+            lambda: self.states() == ["ready"] * 2 and not self._killed & self.status()["replicas"].keys()
+        )
+        wait_until(lambda: self.health()["ready"] == 2)
 
     def client(self) -> OpenAI:
         return OpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0, timeout=LIMIT_S)
@@ -127,15 +129,6 @@ class Zoo:
         command = [sys.executable, "-m", "penstock.cli", "ctl", *words, "--url", self.url]
         environment = os.environ | {"PENSTOCK_ADMIN_KEY": KEY}
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    """What it says, once that is true."""
-    deadline = time.monotonic() + LIMIT_S
-    while not (said := condition()):
-        assert time.monotonic() < deadline, "not within the limit"
-        time.sleep(0.05)
-    return said
 
 
 @contextmanager

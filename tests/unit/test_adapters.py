@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 from interleaving import DISTURBANCES, Start, disturbed, ended, failing
+from tests.waiting import until
 
 from penstock import sources
 from penstock.config import LLMConfig
@@ -91,12 +92,6 @@ async def keeping(
     finally:
         await adapters.stop()
         await engine.stop()
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not true():  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.002)
 
 
 async def test_a_hundred_requests_for_one_adapter_load_it_once(tmp_path: Path):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 from penstock.config import LLMConfig
 from penstock.data.backends.engine_config import with_runner, with_usage_details
@@ -46,12 +47,6 @@ async def make() -> AsyncIterator[Any]:
     yield start
     for engine in made:
         await engine.stop()
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not true():  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.002)
 
 
 def adapters(folder: Path, *names: str) -> dict[str, Any]:

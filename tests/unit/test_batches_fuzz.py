@@ -371,7 +371,7 @@ class BatchesMachine(RuleBasedStateMachine):
             batch = Batch(shown["input_file_id"], window_s, created_s, rows, is_valid)
             batch.trouble = {self.engines, *([] if self.healthy_s is not None else ["storage"])}
             served = set(self.deployment.models) if self.deployment else set()
-            batch.missing = {"m", "n"} - served
+            batch.missing |= {"m", "n"} - served
             self.batches[shown["id"]] = batch
         status, counts = shown["status"], shown["request_counts"]
         seen = counts["completed"], counts["failed"]

@@ -836,27 +836,6 @@ async def test_an_answer_of_another_form_is_a_failure_that_can_be_retried(spec, 
     assert (await job(job_spec, retry_failed=True).run()).ok == 3
 
 
-async def test_a_key_that_is_revoked_on_the_way_costs_no_row(spec, monkeypatch):
-    real, answered = InProcessEngine.send, 0
-
-    async def revoked(self, request):
-        nonlocal answered
-        if answered >= 10:
-            return Response(401, b'{"error": {"message": "No such key.", "code": "invalid_api_key"}}')
-        answer = await real(self, request)
-        answered += 1
-        return answer
-
-    job_spec = spec(texts(60))
-    with monkeypatch.context() as patch:
-        patch.setattr(InProcessEngine, "send", revoked)
-        with pytest.raises(Unavailable, match=r"\(status 401\): No such key\..* run the command again"):
-            await job(job_spec, engine={"max_num_seqs": 4}).run()
-    done = await job(job_spec).run()
-    assert (done.ok, done.failed) == (60, 0)
-    assert done.run_rows <= 50
-
-
 async def test_a_worker_that_only_dies_is_given_up_however_well_others_work(spec):
     class Dying:
         async def start(self, progress):

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from interleaving import DISTURBANCES, Start, disturbed, ended, failing
+from tests.waiting import until
 
 from penstock.config import LLMConfig
 from penstock.engine import Progress, no_progress
@@ -145,9 +146,7 @@ async def test_control_is_told_whether_it_sleeps_or_is_only_in_transition():
     async with following(control, Busy):
         await control.until("ready")
         control.want(sleep=1)
-        async with asyncio.timeout(5):
-            while control.told is None or control.told.actual != "asleep":  # noqa: ASYNC110 - nothing tells of it
-                await asyncio.sleep(0.005)
+        await until(lambda: control.told is not None and control.told.actual == "asleep")
         assert control.told.in_transition
         last.set()
         assert not (await control.until("asleep")).in_transition
@@ -244,9 +243,7 @@ async def test_one_that_loads_as_it_wakes_is_in_transition():
     async with following(control, Slow):
         await control.until("asleep")
         control.want(sleep=0)
-        async with asyncio.timeout(5):
-            while not control.told.in_transition:  # noqa: ASYNC110 - nothing tells of it
-                await asyncio.sleep(0.005)
+        await until(lambda: control.told.in_transition)
         loaded.set()
         assert not (await control.until("ready")).in_transition
 
@@ -286,9 +283,7 @@ async def test_commands_are_performed_once_and_failures_are_sentences():
             Command(2, "collective_rpc", {"method": "x"}),
             Command(3, "reset_prefix_cache", {}),
         ]
-        async with asyncio.timeout(5):
-            while len(control.outcomes) < 3:  # noqa: ASYNC110 - nothing tells of it
-                await asyncio.sleep(0.005)
+        await until(lambda: len(control.outcomes) >= 3)
     assert control.outcomes == {
         1: {"result": False},
         2: {"error": "SimEngine has no operation 'collective_rpc'."},

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from interleaving import Start, disturbed, failing, held
+from tests.waiting import until
 
 from penstock.serve.control.state import Routes, RouteStatus
 from penstock.serve.fleet import membership
@@ -55,14 +56,10 @@ class Serve:
         self.table.report(member, LoadReport())
 
     async def until_followed(self, application: str) -> None:
-        async with asyncio.timeout(10):
-            while application not in self.seen:  # noqa: ASYNC110 - nothing tells of it
-                await asyncio.sleep(0.005)
+        await until(lambda: application in self.seen)
 
     async def until(self, application: str, opened: int) -> None:
-        async with asyncio.timeout(10):
-            while self.told.get("m") != RouteStatus(application, opened):  # noqa: ASYNC110 - nothing tells of it
-                await asyncio.sleep(0.005)
+        await until(lambda: self.told.get("m") == RouteStatus(application, opened))
 
 
 async def test_a_move_waits_for_what_the_replicas_before_it_have_open(monkeypatch: pytest.MonkeyPatch):
@@ -101,9 +98,7 @@ async def test_a_move_that_is_taken_back_leaves_no_replica_of_the_other_applicat
         there.seen["next"]({"new": Address("new", "node", "\0new", None, None, "secret")})
         assert {replica.id for replica in there.table.members("m")} == {"old", "new"}
         there.wanted = {}
-        async with asyncio.timeout(10):
-            while shifts._shifting:  # noqa: ASYNC110 - nothing tells of it
-                await asyncio.sleep(0.005)
+        await until(lambda: not shifts._shifting)
         assert {replica.id for replica in there.table.members("m")} == {"old"}
     finally:
         shifts.close()
@@ -145,9 +140,7 @@ async def test_a_model_that_was_moved_to_what_is_gone_is_answered_at_home(
         there.runs("own", "old")
         assert [replica.id for replica in there.table.ready("m")] == ["old"]
         assert there.table.wanted == {"m": 2}
-        async with asyncio.timeout(10):
-            while len(tries) < 5:  # noqa: ASYNC110 - nothing tells of it
-                await asyncio.sleep(0.005)
+        await until(lambda: len(tries) >= 5)
         assert caplog.text.count("is not shifted") == 1
     finally:
         shifts.close()

@@ -174,7 +174,7 @@ class Job:
                 self._pool,
                 self._journal,
                 await asyncio.to_thread(segment.next_run, self._journal),
-                RetryPolicy(self.spec.max_attempts, self.spec.max_deaths, self.spec.deadline_s),
+                RetryPolicy(self.spec.max_attempts, deadline_s=self.spec.deadline_s),
                 listener=self._listener,
                 stats=self.stats,
                 stop=self.stop,

@@ -91,7 +91,7 @@ def check_resumable(spec: JobSpec) -> None:
 
 
 _MAY_DIFFER = frozenset(
-    {"engines", "is_openai_batch", "limit", "max_attempts", "max_deaths", "deadline_s", "group_prefixes"}
+    {"engines", "is_openai_batch", "limit", "max_attempts", "deadline_s", "group_prefixes"}
 )
 """Options that change neither the rows nor their requests, and those with separate rules."""
 

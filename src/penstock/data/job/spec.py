@@ -52,7 +52,7 @@ class JobSpec(
     frozen=True,
     kw_only=True,
     omit_defaults=True,
-    rename={"is_openai_batch": "lines", "max_attempts": "attempts", "max_deaths": "deaths"},
+    rename={"is_openai_batch": "lines", "max_attempts": "attempts"},
 ):
     """inputs: files, folders, globs. output: a file, or a folder if it ends with "/".
 
@@ -82,7 +82,6 @@ class JobSpec(
     reuse: Reuse = "exact"
     reuse_from: str | None = None
     max_attempts: int = 3
-    max_deaths: int = 3
     deadline_s: float | None = None
     limit: int | None = None
     part_rows: int = 50_000

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote
 
-from penstock.asgi import ClientGone, Receive, Scope, disconnected
+from penstock.asgi import Receive, Scope, while_connected
 from penstock.errors import BadRequest, Error
 from penstock.metrics import RouteMetrics
 from penstock.serve.gateway.response import ClientResponse
@@ -83,31 +82,9 @@ class ClientRequest:
         return parse_qs(self.query.decode("latin-1")).get(name, [None])[0]
 
     async def while_connected(self, work: Awaitable[None]) -> None:
-        """Awaits `work`, which is cancelled when the client disconnects; the body must have been read.
-
-        Raises: ClientGone; what `work` raises.
-        """
-        task = asyncio.current_task()
-        assert task is not None
-
-        def gone() -> None:
-            self.gone = True
-            task.cancel()
-
-        async def watch() -> None:
-            await disconnected(self.receive)
-            gone()
-
-        stop = self.writer.on_disconnect(gone) if self.writer else asyncio.create_task(watch()).cancel
-        try:
-            await work
-        except asyncio.CancelledError:
-            if not self.gone:
-                raise
-            task.uncancel()
-            raise ClientGone from None
-        finally:
-            stop()
+        """Awaits `work`, which ends when the client disconnects. Raises: ClientGone; what `work` raises."""
+        writer = self.writer
+        await while_connected(self.receive, work, None if writer is None else writer.on_disconnect)
 
     def account(self, reply: ClientResponse, error: Error | None) -> None:
         """Counts the request, and logs it when it failed."""

@@ -175,8 +175,8 @@ class LLMServer:
         try:
             self._preprocessor = self._preprocessor or make_hook(config, PREPROCESSOR)
             self._postprocessor = make_hook(config, POSTPROCESSOR)
-        except ConfigError as error:
-            progress.report(config.model_id, progress.FAILED, str(error))
+        except ConfigError:
+            progress.report(config.model_id, progress.FAILED)
             raise
         if in_replica and gang_size(config) > 1:
             self._gang_link = gang.join(config.model_id)
@@ -203,8 +203,8 @@ class LLMServer:
         request_context.gang.set(self._gang_link.gang if self._gang_link else None)
         try:
             await start_engine(self.engine, config, self._adapters, reached)
-        except EngineStartFailed as error:
-            progress.report(config.model_id, progress.FAILED, str(error))
+        except EngineStartFailed:
+            progress.report(config.model_id, progress.FAILED)
             raise
 
     async def _open_listener(self) -> None:

@@ -17,7 +17,7 @@ from penstock.serve.routing.hash_ring import AdapterRing, Ring
 from penstock.serve.routing.load_bounds import share, some, two
 from penstock.serve.routing.policy import Pick, RoutingRequest
 from penstock.serve.routing.prefix_hashes import BYTES_PER_TOKEN, ENDS
-from penstock.serve.routing.prefix_index import ENTRIES, EXPIRY_S, Holders, PrefixIndex
+from penstock.serve.routing.prefix_index import Holders, PrefixIndex
 
 SAVED = 4
 """Value of a cached prompt token, in tokens of queued work. More than one: recomputing it costs the whole
@@ -43,8 +43,6 @@ class PrefixAffinity:
 
     def __init__(
         self,
-        entries: int = ENTRIES,
-        expiry_s: float = EXPIRY_S,
         *,
         most_busier: float = math.inf,
         least_match: float = 0.0,
@@ -59,7 +57,7 @@ class PrefixAffinity:
         """
         most_tokens = math.inf if most_chars is None else most_chars // BYTES_PER_TOKEN
         cut_to_tokens = cut_to_chars // BYTES_PER_TOKEN if cut_to_chars else most_tokens
-        self._index = PrefixIndex(entries, expiry_s, most_tokens, cut_to_tokens, cut_every_s)
+        self._index = PrefixIndex(most_tokens, cut_to_tokens, cut_every_s)
         self._most_busier = most_busier
         self._least_match = least_match
         self._ring = Ring()

@@ -61,11 +61,12 @@ class PrefixIndex:
 
     def __init__(
         self,
-        entries: int = ENTRIES,
-        expiry_s: float = EXPIRY_S,
         most_tokens: float = math.inf,
         cut_to_tokens: float = 0.0,
         cut_every_s: float = 0.0,
+        *,
+        entries: int = ENTRIES,
+        expiry_s: float = EXPIRY_S,
     ) -> None:
         """most_tokens, cut_to_tokens: of each replica, below the size of its cache."""
         self._most = entries
