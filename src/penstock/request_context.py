@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -89,6 +89,36 @@ class Shortcut(Protocol):
 
 shortcut: ContextVar[Shortcut | None] = ContextVar("shortcut", default=None)
 """Set in a request's context by the server of the engine's app; engines may ignore it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceTokens:
+    """Tokens that one choice of an answer got from its engine.
+
+    finish_reason, stop_reason: the engine's own, with its last tokens.
+    """
+
+    token_ids: Sequence[int]
+    choice: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+record_tokens: ContextVar[Callable[[Sequence[ChoiceTokens]], None] | None] = ContextVar(
+    "record_tokens", default=None
+)
+"""Set in a request's context by a server that can continue a broken answer elsewhere.
+
+An engine that can continue this request calls it with all that its app is about to take at once, before the
+app makes events of it; an engine that cannot never calls it.
+"""
+
+tokens_before: ContextVar[Sequence[Sequence[ChoiceTokens]]] = ContextVar("tokens_before", default=())
+"""Of a request that is continued: what was recorded elsewhere, in the same groups and order.
+
+The engine lets its app take these first, one group after the other, and goes on after them. What the app makes
+of them, it made before: the server drops as many events as were sent.
+"""
 
 
 using_adapter: ContextVar[str | None] = ContextVar("using_adapter", default=None)
