@@ -116,8 +116,8 @@ app makes events of it; an engine that cannot never calls it.
 tokens_before: ContextVar[Sequence[Sequence[ChoiceTokens]]] = ContextVar("tokens_before", default=())
 """Of a request that is continued: what was recorded elsewhere, in the same groups and order.
 
-The engine lets its app take these first, one group after the other, and goes on after them. What the app makes
-of them, it made before: the server drops as many events as were sent.
+The engine lets its app take these first, one group after the other, and goes on after them. What the app
+makes of them, it made before: the server drops as many events as were sent.
 """
 
 
