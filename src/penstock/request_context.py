@@ -104,22 +104,33 @@ class ChoiceTokens:
     stop_reason: int | str | None = None
 
 
-record_tokens: ContextVar[Callable[[Sequence[ChoiceTokens]], None] | None] = ContextVar(
+record_tokens: ContextVar[Callable[[Sequence[ChoiceTokens] | None], None] | None] = ContextVar(
     "record_tokens", default=None
 )
 """Set in a request's context by a server that can continue a broken answer elsewhere.
 
-An engine that can continue this request calls it with all that its app is about to take at once, before the
-app makes events of it; an engine that cannot never calls it.
+An engine that can continue this request, a stream, calls it with all that its app is about to take at once,
+before the app makes events of it; an engine that cannot never calls it. None: the request begins anew, before
+its app has sent anything.
 """
 
 tokens_before: ContextVar[Sequence[Sequence[ChoiceTokens]]] = ContextVar("tokens_before", default=())
 """Of a request that is continued: what was recorded elsewhere, in the same groups and order.
 
 The engine lets its app take these first, one group after the other, and goes on after them. What the app
-makes of them, it made before: the server drops as many events as were sent.
+makes of them, it made before: the server drops as many events as were sent. They are not recorded again;
+instead the engine confirms, by one call of `record_tokens` with an empty group before the first of them.
 """
 
+created: ContextVar[int] = ContextVar("created", default=0)
+"""When the answer to the running request was created, in seconds since the epoch; 0: now. The same where it
+is continued."""
+
+id_seed: ContextVar[str] = ContextVar("id_seed", default="")
+"""Random for each request and the same where it is continued: for ids within its answer. "" when not set."""
+
+adapter_stamp: ContextVar[str | None] = ContextVar("adapter_stamp", default=None)
+"""Of `using_adapter`: the version of its files, the same in all replicas; None when it is not known."""
 
 using_adapter: ContextVar[str | None] = ContextVar("using_adapter", default=None)
 """The loaded adapter of the running request, by the engine's name for it; None for the base model.
