@@ -16,6 +16,8 @@ from typing import cast
 
 import httptools
 
+from penstock.transport.continuation import StreamRecord
+
 _HIGH_WATER_BYTES = 64 * 1024  # unread; above it the socket is not read, so a slow client costs no memory
 
 STREAM = b"x-penstock-stream"
@@ -63,19 +65,20 @@ class ReplicaConnection(asyncio.Protocol):
         self._message_ended = False
         self._detached = False
         self.stream_id = 0
+        self.record: StreamRecord  # of the stream that is attached
         self.finished = False
         self.exchanges = 0
         self.idle_since = 0.0
 
     # -- for the relay
 
-    def request(self, head: bytes, body: bytes | bytearray = b"") -> None:
-        """Sends a request; the previous one must have finished."""
+    def request(self, head: bytes, *body: bytes | bytearray) -> None:
+        """Sends a request, its body in parts; the previous one must have finished."""
         self._headers, self._head = [], None
         self.finished = False
         self._multiplexed = self._stream_ended = self._message_ended = False
         self.exchanges += 1
-        self._transport.writelines([head, body] if body else [head])
+        self._transport.writelines([head, *filter(None, body)])
 
     async def head(self) -> Head:
         """The response's status and headers."""
@@ -87,7 +90,7 @@ class ReplicaConnection(asyncio.Protocol):
         """All body bytes that have arrived, at least one; nothing when the response has ended."""
         while not self._pieces and not self.finished:
             await self._event()
-        piece = self._unread()
+        piece = self.unread()
         self.resume()
         return piece
 
@@ -135,6 +138,11 @@ class ReplicaConnection(asyncio.Protocol):
         return self.finished and not self._pieces
 
     @property
+    def complete(self) -> bool:
+        """Whether all of a multiplexed body has come, also where its own connection has not ended yet."""
+        return self._stream_ended
+
+    @property
     def reusable(self) -> bool:
         """Whether another request may follow: unread bytes would be taken for its response."""
         return (
@@ -169,9 +177,10 @@ class ReplicaConnection(asyncio.Protocol):
 
     # -- for the multiplexer
 
-    def attach(self, number: int, hold: Callable[[int, bool], None]) -> None:
+    def attach(self, number: int, hold: Callable[[int, bool], None], record: StreamRecord) -> None:
         """The next body may come by `feed`. hold: called with `number`, and whether the stream must pause."""
         self.stream_id, self._hold, self._held, self._detached = number, hold, False, False
+        self.record = record
 
     def feed(self, piece: bytes, last: bool) -> None:
         """A piece of the body that came over the multiplexed connection."""
@@ -213,14 +222,15 @@ class ReplicaConnection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _unread(self) -> bytes:
+    def unread(self) -> bytes:
+        """Body bytes that have arrived and were not read."""
         pieces, self._pieces = self._pieces, []
         self._unread_bytes = 0
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _flush(self) -> None:
         assert self._sink is not None
-        if self._sink(self._unread()):
+        if self._sink(self.unread()):
             self.resume()
         elif self._multiplexed:
             self._hold_stream()

@@ -1,22 +1,22 @@
 """Relays a replica's response to the client; per piece, it only moves bytes.
 
 For the client the response begins with its first body byte, not with its headers: until then another replica
-can still take over. A stream is relayed in whole events, so that it can be ended properly when it breaks off.
+can still take over. A stream is relayed in whole events, so that it can be ended properly when it breaks off,
+and some go on at another replica then, see `open_stream`.
 """
 
 from __future__ import annotations
 
 from penstock.errors import Error, OwnCodeFailed
-from penstock.serve.gateway.body import RequestBody
+from penstock.serve.gateway.open_stream import Events, OpenStream
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.telemetry import timing
 from penstock.transport import link
-from penstock.transport.connection import ReplicaConnection
+from penstock.transport.connection import Head, ReplicaConnection
+from penstock.transport.continuation import RESUMABLE
 from penstock.transport.headers import to_client
 from penstock.transport.pool import Pool
 
-_EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
-_MOST_HELD_BYTES = 1 << 20
 _LOGGED_BYTES = 2048
 
 _CANNOT_NOW = (429, 502, 503, 504)
@@ -27,11 +27,14 @@ _OWN_CODE = f'"code":"{OwnCodeFailed.code}"'.encode()
 
 
 class ReplicaFailed(Exception):
-    """The replica did not finish its response. worked: it may have started on the request."""
+    """The replica did not finish its response. worked: it may have started on the request. refused: it cannot
+    continue this stream.
+    """
 
-    def __init__(self, reason: str, worked: bool) -> None:
+    def __init__(self, reason: str, worked: bool, refused: bool = False) -> None:
         super().__init__(reason)
         self.worked = worked
+        self.refused = refused
 
 
 class EngineFailed(Error):
@@ -40,48 +43,80 @@ class EngineFailed(Error):
     """
 
 
-async def ask(pool: Pool, head: bytes, body: RequestBody, reply: ClientResponse) -> None:
+async def ask(pool: Pool, head: bytes, stream: OpenStream) -> None:
     """Sends a request to the pool's replica and relays its response. Leaving early aborts the request there.
 
-    Raises: ReplicaFailed; when `reply` has not started, another replica may be asked.
+    When the response has started, the replica is asked to continue it.
+    Raises: ReplicaFailed.
     """
+    reply, body = stream.reply, stream.body
     sent = False
     while True:
+        if not reply.started:
+            stream.record.restart()
         reply.timing.begin(timing.CONNECT)
         try:
-            connection = await (pool.connect() if sent else pool.acquire())
+            fresh = sent or reply.started
+            connection = await (pool.connect() if fresh else pool.acquire())
         except OSError as error:
             busy = isinstance(error, TimeoutError)  # it lives
             raise ReplicaFailed(f"cannot be reached: {error}", worked=sent and not busy) from error
         reply.timing.begin(timing.REPLICA)
         try:
-            stream = pool.multiplexer.attach(connection)  # one more header line, or none
-            connection.request(head[:-2] + stream + b"\r\n", body.content)
-            return await _pass_on(connection, reply)
+            line = pool.multiplexer.attach(connection, stream.record)  # one more header line, or none
+            connection.request(head[:-2] + line + b"\r\n", body.content, bytes(stream.record.data))
+            stream.connection = connection
+            return await _pass_on(connection, stream)
         except ConnectionError as error:
+            if reply.streaming:
+                pool.multiplexer.detach(connection)  # nothing more may come from there
+                if await _sent_all(connection, reply, stream.events):
+                    return None
             stale = isinstance(error, ConnectionResetError) and connection.exchanges > 1
             if sent or connection.heard or not stale:
                 raise ReplicaFailed(str(error), worked=True) from error
             sent = True  # on a stale connection, or the replica died of it: a new connection tells
         finally:
+            stream.connection = None
             pool.multiplexer.detach(connection)
             pool.release(connection)
 
 
-async def _pass_on(connection: ReplicaConnection, reply: ClientResponse) -> None:
+async def _pass_on(connection: ReplicaConnection, stream: OpenStream) -> None:
+    reply = stream.reply
     head = await connection.head()
     piece = await connection.read()
     reply.timing.begin(timing.GATEWAY)
     if retry := head.header(link.RETRY):
-        raise ReplicaFailed(f"turned the request away ({retry.decode()})", worked=retry != link.UNTOUCHED)
+        worked = retry not in (link.UNTOUCHED, link.REFUSED)
+        reason = f"turned the request away ({retry.decode()})"
+        raise ReplicaFailed(reason, worked, refused=retry == link.REFUSED)
+    if reply.started:
+        if head.status != 200:
+            raise ReplicaFailed(f"answered {head.status} to go on", worked=True)
+        stream.resumed()
+    else:
+        await _start(head, piece, stream)
+    if head.header(RESUMABLE) is None:
+        stream.record.lose("engine")
+    await _relay(connection, piece, reply, stream.events)
+
+
+async def _start(head: Head, piece: bytes, stream: OpenStream) -> None:
+    """Sends the head. piece: the first one of the body."""
+    reply = stream.reply
     if head.status == 500 and _OWN_CODE not in piece:
         raise EngineFailed(
             "The engine failed on this request. The server's log says why, under this request's id."
         ) from RuntimeError(f"the engine answered {head.status}: {piece[:_LOGGED_BYTES]!r}")
     if reply.has_fallback and head.status in _CANNOT_NOW:
         raise EngineFailed(f"The engine answered {head.status}.")
+    stream.record.origin = head.header(RESUMABLE) or b""
+    (stream.body.spare if stream.record.origin else stream.body.drop)()
     await reply.start(head.status, to_client(head.headers))
-    events = Events()
+
+
+async def _relay(connection: ReplicaConnection, piece: bytes, reply: ClientResponse, events: Events) -> None:
     while not connection.exhausted:
         if whole := events.of(piece) if reply.streaming else piece:
             await reply.piece(whole)
@@ -89,6 +124,16 @@ async def _pass_on(connection: ReplicaConnection, reply: ClientResponse) -> None
             await _pour(connection, reply, events)
         piece = await connection.read()
     await reply.piece(events.rest + piece, more=False)
+
+
+async def _sent_all(connection: ReplicaConnection, reply: ClientResponse, events: Events) -> bool:
+    """Sends what has come from a connection that is lost; returns whether that is all of the stream."""
+    piece = connection.unread()
+    if connection.complete:
+        await reply.piece(events.rest + piece, more=False)
+    elif whole := events.of(piece):
+        await reply.piece(whole)
+    return connection.complete
 
 
 async def _pour(connection: ReplicaConnection, reply: ClientResponse, events: Events) -> None:
@@ -107,23 +152,3 @@ async def _pour(connection: ReplicaConnection, reply: ClientResponse, events: Ev
         await connection.read_into(sink)
     finally:
         writer.drained = None
-
-
-class Events:
-    """Splits a stream into whole events. rest: the start of the next one."""
-
-    __slots__ = ("rest",)
-
-    def __init__(self) -> None:
-        self.rest = b""
-
-    def of(self, piece: bytes) -> bytes:
-        """Those that are complete with `piece`. What is too large to buffer passes through."""
-        if not self.rest and piece.endswith(_EVENT_ENDS):
-            return piece
-        stream, self.rest = self.rest + piece, b""
-        if len(stream) > _MOST_HELD_BYTES:
-            return stream
-        end = max(stream.rfind(mark) + len(mark) if mark in stream else 0 for mark in _EVENT_ENDS)
-        self.rest = stream[end:]
-        return stream[:end]
