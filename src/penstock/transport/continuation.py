@@ -41,10 +41,13 @@ def encode(recorded: Sequence[Group | None]) -> tuple[int, bytes]:
 
 def _value(group: Group) -> object:
     one = group[0]
-    if len(group) == 1 and one.finish_reason is None and not one.choice:
+    if len(group) == 1 and one.finish_reason is None and not one.choice and not one.cached_tokens:
         ids = one.token_ids
         return ids[0] if len(ids) == 1 else list(ids)
-    return [(list(each.token_ids), each.choice, each.finish_reason, each.stop_reason) for each in group]
+    return [
+        (list(one.token_ids), one.choice, one.finish_reason, one.stop_reason, list(one.cached_tokens))
+        for one in group
+    ]
 
 
 def decode(groups: int, records: bytes | bytearray) -> list[Group]:

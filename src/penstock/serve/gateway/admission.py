@@ -114,7 +114,7 @@ class AdmissionQueue:
     def at_once(
         self, asked: RoutingRequest, tried: Tried, tier: Tier, only: Replica | None = None
     ) -> Lease | None:
-        """A slot of a replica that has room now, whoever waits for one. Arguments: as for `acquire`."""
+        """A slot of a replica that has room now, before all that wait. Arguments: as for `acquire`."""
         candidates = self._table.candidates(self._model.id, tried, batch=tier == FLEX)
         if only is not None:
             pick = Pick(only, "kept") if only in candidates else None

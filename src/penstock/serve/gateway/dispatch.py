@@ -27,7 +27,7 @@ from penstock.serve.gateway import relay, stored_responses
 from penstock.serve.gateway.admission import AdmissionQueue
 from penstock.serve.gateway.body import Fields, NoRoom, RequestBody
 from penstock.serve.gateway.catalogue import ServedModel
-from penstock.serve.gateway.open_stream import OpenStream, OpenStreams
+from penstock.serve.gateway.relay import OpenStream, OpenStreams
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.routing_features import FeatureReader
 from penstock.serve.gateway.telemetry import timing
