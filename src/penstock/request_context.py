@@ -13,6 +13,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
+import msgspec
+
 from penstock.engine import Prompt
 from penstock.tiers import DEFAULT, Tier
 
@@ -91,8 +93,7 @@ shortcut: ContextVar[Shortcut | None] = ContextVar("shortcut", default=None)
 """Set in a request's context by the server of the engine's app; engines may ignore it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceTokens:
+class ChoiceTokens(msgspec.Struct, frozen=True, gc=False):
     """Tokens that one choice of an answer got from its engine.
 
     finish_reason, stop_reason: the engine's own, with its last tokens.
