@@ -96,13 +96,15 @@ shortcut: ContextVar[Shortcut | None] = ContextVar("shortcut", default=None)
 class ChoiceTokens(msgspec.Struct, frozen=True, gc=False):
     """Tokens that one choice of an answer got from its engine.
 
-    finish_reason, stop_reason: the engine's own, with its last tokens.
+    finish_reason, stop_reason: the engine's own, with its last tokens. cached_tokens: with its first, of its
+    prompt those that a cache held, and those that were put into it, as far as the answer's usage shows them.
     """
 
     token_ids: Sequence[int]
     choice: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    cached_tokens: Sequence[int] = ()
 
 
 record_tokens: ContextVar[Callable[[Sequence[ChoiceTokens] | None], None] | None] = ContextVar(

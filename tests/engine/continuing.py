@@ -65,7 +65,9 @@ class Stream:
         return self.at[groups] if groups < len(self.groups) else len(self.pieces)
 
     def token_ids(self, choice: int = 0) -> list[int]:
-        return [token for group in self.groups for one in group if one.choice == choice for token in one.token_ids]
+        return [
+            token for group in self.groups for one in group if one.choice == choice for token in one.token_ids
+        ]
 
 
 async def stream(
@@ -127,32 +129,38 @@ async def continued(
     return faults
 
 
-def told(pieces: Sequence[bytes]) -> dict[int, list[Any]]:
+def told(pieces: Sequence[bytes]) -> dict[str, list[Any]]:
     """What the events of a stream say together, by choice: their texts joined, and each kind of event once.
 
     How many tokens an event has depends on time.
     """
-    found: dict[int, list[Any]] = {}
-    seen: set[str] = set()
+    found: dict[str, list[Any]] = {"kinds": []}
     lines = b"".join(pieces).decode().splitlines()
+    found["other"] = [line for line in lines if line.startswith("data: ") and line[6] != "{"]
     for event in (json.loads(line[6:]) for line in lines if line.startswith("data: {")):
         choices = event.get("choices")
-        items = found.setdefault(choices[0]["index"] if choices else event.get("index", -1), [])
+        at = choices[0]["index"] if choices else event.get("index", -1)
         event.pop("sequence_number", None)
         for name, text in _texts(event):
+            items = found.setdefault(f"{at} {name if name == 'token_ids' else ''}", [])
             if items and items[-1][0] == name:
                 items[-1][1] += text
             else:
                 items.append([name, text])
-        if (frame := json.dumps(event)) not in seen:
-            seen.add(frame)
-            items.append(["event", frame])
-    return found | {-2: [line for line in lines if line.startswith("data: ") and line[6] != "{"]}
+        kind = json.dumps(event)
+        if '"name": "' in kind or "type" in event:  # a tool's call, or where an item or block begins or ends
+            items = found.setdefault(f"{at} ", [])
+            items += [[kind]] if [kind] not in items else []
+        elif kind not in found["kinds"]:
+            found["kinds"].append(kind)
+    return found
 
 
 def _texts(event: Any) -> list[tuple[str, Any]]:
     """Takes them out of an event."""
-    if event.get("type", "").endswith((".done", ".completed", "_start", ".created", ".added", ".in_progress")):
+    if event.get("type", "").endswith(
+        (".done", ".completed", "_start", ".created", ".added", ".in_progress")
+    ):
         return []
     found: list[tuple[str, Any]] = []
     todo = [event]

@@ -32,7 +32,9 @@ def take_up(*, grammars: bool) -> None:
         made = begin(request, block_hasher)
         if ids := emitted(request.sampling_params):
             made.append_output_token_ids(ids)
-            made.prefill_stats = None  # the scheduler asserts that only tokens of the prompt come from the cache
+            made.prefill_stats = (
+                None  # the scheduler asserts that only tokens of the prompt come from the cache
+            )
         return made
 
     @functools.wraps(start)

@@ -35,6 +35,7 @@ Add = Callable[[EngineCoreRequest], Awaitable[None]]
 
 _AT_ONCE = 16  # groups that are replayed before other tasks run
 _FAILED = ("abort", "error")
+_CACHED = ("num_cached_tokens", "num_cache_creation_tokens")
 
 _random = utils.random_uuid
 
@@ -157,7 +158,7 @@ class Continued:
         finally:
             self._held.reset(token)
         taken.__class__ = Journal
-        taken.open(record, self._processor, self._add, held, before)
+        taken.open(record, params.n, self._processor, self._add, held, before)
         return taken
 
 
@@ -167,6 +168,7 @@ class Journal(RequestOutputCollector):
     def open(
         self,
         record: Callable[[Group], None],
+        n: int,
         processor: OutputProcessor,
         add: Add,
         held: list[EngineCoreRequest],
@@ -178,6 +180,7 @@ class Journal(RequestOutputCollector):
         """Of each choice that has one, its `StoppableText`, whose output lags behind its tokens."""
         self._counts: dict[int, int] = {}
         """Of each choice, the tokens that are recorded, where they are counted."""
+        self._starting = set[int]() if held else set(range(n))
         parent = processor.parent_requests.get(self.request_id)
         for name in parent.child_requests if parent else (self.request_id,):
             state = processor.request_states.get(name)
@@ -207,14 +210,14 @@ class Journal(RequestOutputCollector):
     def _take(self, output: RequestOutput) -> None:
         if self._held or any(one.finish_reason in _FAILED for one in output.outputs):
             return
-        self._record(
-            [
-                ChoiceTokens(
-                    self._new(one.index, one.token_ids), one.index, one.finish_reason, one.stop_reason
-                )
-                for one in output.outputs
-            ]
-        )
+        group: list[ChoiceTokens] = []
+        for one in output.outputs:
+            ids, cached = self._new(one.index, one.token_ids), ()
+            if one.index in self._starting:
+                self._starting.remove(one.index)
+                cached = [getattr(output, name, None) or 0 for name in _CACHED]
+            group.append(ChoiceTokens(ids, one.index, one.finish_reason, one.stop_reason, cached))
+        self._record(group)
 
     def _new(self, choice: int, token_ids: Sequence[int]) -> Sequence[int]:
         """All of a choice's tokens since the last ones. token_ids: those that were given with its text."""
@@ -242,6 +245,10 @@ class Journal(RequestOutputCollector):
 
     def _output(self, one: ChoiceTokens) -> EngineCoreOutput:
         made = EngineCoreOutput(self._held[one.choice].request_id, list(one.token_ids))
+        if one.cached_tokens:
+            state = self._processor.request_states[made.request_id]
+            for name, tokens in zip(_CACHED, one.cached_tokens, strict=True):
+                setattr(state, name, tokens)
         by_string = one.finish_reason == "stop" and isinstance(one.stop_reason, str)
         if one.finish_reason is not None and not by_string:  # the string will be found again
             made.finish_reason = FinishReason[one.finish_reason.upper()]
