@@ -1,4 +1,7 @@
-"""Stands where a replica's server does: it records a stream, and has another one go on from any point of it."""
+"""Stands where a replica's server does: it records a stream, and has another one go on from any point of it.
+
+And the kinds of requests for which that must be exact.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,118 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from asking import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES, user
 from enginetest import MODEL_ID
 
 from penstock import request_context
 from penstock.asgi import TRUSTED, ASGIApp, Message
 from penstock.request_context import ChoiceTokens, EventFrame
+from recipes.assistant.lessons import tool
 
 Group = Sequence[ChoiceTokens]
+Kind = tuple[str, dict[str, Any]]
 
 _TEXTS = ("content", "reasoning", "arguments", "text", "thinking", "partial_json", "delta", "token_ids")
 """Fields by which the events of a stream add to what was said before."""
+
+
+LETTERS = {"enum": ["é", "b", "🙂", "日本"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "tags": {"type": "array", "items": LETTERS, "maxItems": 5},
+        "n": {"type": "integer"},
+    },
+    "required": ["name", "tags", "n"],
+    "additionalProperties": False,
+}
+FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+LOOK = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
+NAMED = {"type": "function", "function": {"name": "look"}}
+
+SUM, PARIS, TWO = (
+    {"messages": user(text)}
+    for text in ("What is 2 + 3?", "What is the weather in Paris?", "What is the weather in Rome and Oslo?")
+)
+TEXT = {"prompt": "Penstock is", "ignore_eos": True, "max_tokens": 40}
+GREEDY, HOT = {"temperature": 0}, {"temperature": 1.0}
+USAGE = {"stream_options": {"include_usage": True}}
+PENALTIES = {"frequency_penalty": 1.5, "presence_penalty": 1.0}
+
+PLAIN: dict[str, Kind] = {
+    "greedy completion": (COMPLETIONS, TEXT | GREEDY | USAGE),
+    "greedy chat": (CHAT, SUM | GREEDY | USAGE),
+    "seeded": (COMPLETIONS, TEXT | HOT | {"seed": 7}),
+    "seeded, top-p and top-k": (CHAT, SUM | {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "seed": 11}),
+    "penalties": (COMPLETIONS, TEXT | GREEDY | PENALTIES | {"repetition_penalty": 1.2}),
+    "penalties, seeded": (COMPLETIONS, TEXT | HOT | PENALTIES | {"seed": 3}),
+    "two stop strings": (COMPLETIONS, TEXT | HOT | {"seed": 5, "min_tokens": 20, "stop": ["th", "e s"]}),
+    "held back for a stop string": (COMPLETIONS, TEXT | GREEDY | {"stop": ["en d", "e e", "s a"]}),
+    "stop string that is sent": (
+        CHAT,
+        SUM | HOT | {"seed": 8, "stop": ["."], "include_stop_str_in_output": True, "ignore_eos": True},
+    ),
+    "stop token": (COMPLETIONS, TEXT | HOT | {"seed": 6, "stop_token_ids": list(range(300, 340))}),
+    "bad words": (COMPLETIONS, TEXT | GREEDY | {"bad_words": ["the", " engine"]}),
+    "logit bias": (COMPLETIONS, TEXT | HOT | {"seed": 4, "logit_bias": {"300": 5, "301": -100}}),
+    "parts of characters": (COMPLETIONS, TEXT | {"temperature": 2.0, "seed": 21}),
+    "schema": (CHAT, SUM | HOT | {"seed": 9, "max_tokens": 120, "response_format": FORM}),
+    "regex": (
+        COMPLETIONS,
+        {"prompt": "a", "max_tokens": 60, "seed": 2}
+        | HOT
+        | {"structured_outputs": {"regex": "([a-z]{3}-[0-9]{2} ){4}end"}},
+    ),
+    "two choices": (CHAT, SUM | HOT | USAGE | {"n": 2, "seed": 12, "max_tokens": 30}),
+    "two choices, one ends early": (
+        COMPLETIONS,
+        TEXT | HOT | {"n": 2, "seed": 14, "stop": ["er"], "stop_token_ids": list(range(300, 360))},
+    ),
+    "echo": (COMPLETIONS, TEXT | GREEDY | {"echo": True}),
+    "token ids": (CHAT, SUM | GREEDY | {"return_token_ids": True}),
+}
+"""Requests to a model whose streams take the fast path, and some that cannot."""
+
+PARSED: dict[str, Kind] = {
+    "reasoning": (CHAT, SUM | GREEDY | USAGE),
+    "stop string in the answer": (CHAT, SUM | GREEDY | {"stop": ["is 5", "zzz"]}),
+    "tool": (CHAT, PARIS | GREEDY | {"tools": [tool("get_weather"), tool("get_time")]}),
+    "two tools": (CHAT, TWO | GREEDY | USAGE | {"tools": [tool("get_weather")]}),
+    "required tool": (
+        CHAT,
+        SUM | HOT | {"seed": 13, "max_tokens": 160, "tools": [LOOK], "tool_choice": "required"},
+    ),
+    "named tool": (CHAT, SUM | GREEDY | {"max_tokens": 160, "tools": [LOOK], "tool_choice": NAMED}),
+    "schema after reasoning": (CHAT, SUM | HOT | {"seed": 9, "max_tokens": 160, "response_format": FORM}),
+    "two choices": (CHAT, SUM | HOT | {"n": 2, "seed": 12, "max_tokens": 40}),
+    "response": (RESPONSES, {"input": "What is 2 + 3?"} | GREEDY),
+    "response with a tool": (
+        RESPONSES,
+        {
+            "input": "What is the weather in Paris?",
+            "tools": [{"type": "function"} | tool("get_weather")["function"]],
+        }
+        | GREEDY,
+    ),
+    "message": (MESSAGES, SUM | GREEDY | {"max_tokens": 40}),
+    "message with a tool": (
+        MESSAGES,
+        PARIS
+        | GREEDY
+        | {
+            "max_tokens": 60,
+            "tools": [
+                {"name": "get_weather", "input_schema": tool("get_weather")["function"]["parameters"]},
+            ],
+        },
+    ),
+    "generate": (
+        GENERATE,
+        {"prompt": "Penstock is", "sampling_params": HOT | {"seed": 5, "max_tokens": 30, "ignore_eos": True}},
+    ),
+}
+"""Requests to a model that thinks and calls tools."""
 
 
 class Stream:
@@ -78,22 +183,26 @@ async def stream(
     *,
     slow: random.Random | None = None,
     short: bool = True,
-    seed: str = "5eed",
+    headers: dict[str, str] | None = None,
+    status: int = 200,
+    leaves_after: int | None = None,
 ) -> Stream:
-    """The answer to one request. short: whether texts may go past the engine's app."""
+    """The answer to one request. short: whether texts may go past the engine's app. leaves_after: pieces."""
     answer = Stream(slow)
     content: bytes | None = json.dumps({"model": MODEL_ID, "stream": True} | body).encode()
-    gone = asyncio.Event()
 
     async def receive() -> Message:
         nonlocal content
         if content is None:
-            await gone.wait()
+            while leaves_after is None or len(answer.pieces) < leaves_after:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            return {"type": "http.disconnect"}
         message, content = {"type": "http.request", "body": content}, None
         return message
 
-    headers = [(b"content-type", b"application/json"), (b"x-request-id", b"asked-twice")]
-    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
+    named = {"content-type": "application/json", "x-request-id": "asked-twice"} | (headers or {})
+    fields = [(name.encode(), value.encode()) for name, value in named.items()]
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": fields}
     scope |= {"asgi": {"version": "3.0"}, "http_version": "1.1", "root_path": "", "extensions": {TRUSTED: {}}}
 
     async def ask() -> None:
@@ -101,13 +210,30 @@ async def stream(
         request_context.tokens_before.set(before)
         request_context.shortcut.set(answer if short else None)
         request_context.created.set(1_800_000_000)
-        request_context.id_seed.set(seed)
+        request_context.id_seed.set("5eed")
         request_context.current_replica.set("0123456789abcdef")
         await app(scope, receive, answer.send)
 
     await asyncio.create_task(ask())
-    assert answer.status == 200, answer.pieces
+    assert leaves_after is not None or answer.status == status, answer.pieces
     return answer
+
+
+async def differences(app: ASGIApp, kind: Kind, cuts: int, draw: random.Random, **how: Any) -> list[str]:
+    """How answers that go on from random groups differ from the whole one.
+
+    cuts: their number, besides those before the last group and after it.
+    """
+    path, body = kind
+    whole = await stream(app, path, body, **how)
+    assert whole.groups, "it was not recorded"
+    last = len(whole.groups)
+    places = {last, last - 1} | set(draw.sample(range(1, last + 1), min(cuts, last)))
+    return [
+        f"after {groups} of {last} groups: {fault[:700]}"
+        for groups in sorted(places - {0})
+        for fault in await continued(app, path, body, whole, groups, **how)
+    ]
 
 
 async def continued(

@@ -1,156 +1,91 @@
-"""Streams that another engine has begun, on a real vLLM: whatever is asked and wherever it is cut, the same comes.
+"""Streams that another engine has begun, on a real vLLM: they go on as if nothing had happened.
 
 A stream is asked for once, and recorded; then the same request goes on from some of its groups of tokens.
+`test_continued_all` has more kinds of requests and more places.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
-import pytest_asyncio
-from asking import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES, user
-from continuing import Stream, continued, stream, told
-from enginetest import MODEL_ID, Served, serve, until, vllm_config
-from seeing import RED_CIRCLE, shown
-from tests.models import model
-
-from penstock.layers.generation import Generation
-from recipes.assistant.lessons import tool
+from asking import CHAT, COMPLETIONS, RESPONSES
+from continuing import GREEDY, PARSED, PLAIN, SUM, TEXT, differences, stream
+from enginetest import Served, until
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
 ]
 
-CUTS = 9
-"""Of each kind of request, besides those before the last group and after it."""
 
-LETTERS = {"enum": ["é", "b", "🙂", "日本"]}
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 12},
-        "tags": {"type": "array", "items": LETTERS, "maxItems": 5},
-        "n": {"type": "integer"},
-    },
-    "required": ["name", "tags", "n"],
-    "additionalProperties": False,
-}
-FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
-LOOK = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
-NAMED = {"type": "function", "function": {"name": "look"}}
-
-SUM, PARIS, TWO = (
-    {"messages": user(text)}
-    for text in ("What is 2 + 3?", "What is the weather in Paris?", "What is the weather in Rome and Oslo?")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "greedy chat",
+        "penalties, seeded",
+        "held back for a stop string",
+        "schema",
+        "two choices, one ends early",
+    ],
 )
-TEXT = {"prompt": "Penstock is", "ignore_eos": True, "max_tokens": 40}
-GREEDY, HOT = {"temperature": 0}, {"temperature": 1.0}
-USAGE = {"stream_options": {"include_usage": True}}
-PENALTIES = {"frequency_penalty": 1.5, "presence_penalty": 1.0}
-
-Kind = tuple[str, dict[str, Any]]
-
-PLAIN: dict[str, Kind] = {
-    "greedy completion": (COMPLETIONS, TEXT | GREEDY | USAGE),
-    "greedy chat": (CHAT, SUM | GREEDY | USAGE),
-    "seeded": (COMPLETIONS, TEXT | HOT | {"seed": 7}),
-    "seeded, top-p and top-k": (CHAT, SUM | {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "seed": 11}),
-    "penalties": (COMPLETIONS, TEXT | GREEDY | PENALTIES | {"repetition_penalty": 1.2}),
-    "penalties, seeded": (COMPLETIONS, TEXT | HOT | PENALTIES | {"seed": 3}),
-    "two stop strings": (COMPLETIONS, TEXT | HOT | {"seed": 5, "min_tokens": 20, "stop": ["th", "e s"]}),
-    "held back for a stop string": (COMPLETIONS, TEXT | GREEDY | {"stop": ["en d", "e e", "s a"]}),
-    "stop string that is sent": (
-        CHAT,
-        SUM | HOT | {"seed": 8, "stop": ["."], "include_stop_str_in_output": True, "ignore_eos": True},
-    ),
-    "stop token": (COMPLETIONS, TEXT | HOT | {"seed": 6, "stop_token_ids": list(range(300, 340))}),
-    "bad words": (COMPLETIONS, TEXT | GREEDY | {"bad_words": ["the", " engine"]}),
-    "logit bias": (COMPLETIONS, TEXT | HOT | {"seed": 4, "logit_bias": {"300": 5, "301": -100}}),
-    "parts of characters": (COMPLETIONS, TEXT | {"temperature": 2.0, "seed": 21}),
-    "schema": (CHAT, SUM | HOT | {"seed": 9, "max_tokens": 120, "response_format": FORM}),
-    "regex": (
-        COMPLETIONS,
-        {"prompt": "a", "max_tokens": 60, "seed": 2}
-        | HOT
-        | {"structured_outputs": {"regex": "([a-z]{3}-[0-9]{2} ){4}end"}},
-    ),
-    "two choices": (CHAT, SUM | HOT | USAGE | {"n": 2, "seed": 12, "max_tokens": 30}),
-    "two choices, one ends early": (
-        COMPLETIONS,
-        TEXT | HOT | {"n": 2, "seed": 14, "stop": ["er"], "stop_token_ids": list(range(300, 360))},
-    ),
-    "echo": (COMPLETIONS, TEXT | GREEDY | {"echo": True}),
-    "token ids": (CHAT, SUM | GREEDY | {"return_token_ids": True}),
-}
-"""Requests to a model whose streams take the fast path, and some that cannot."""
-
-PARSED: dict[str, Kind] = {
-    "reasoning": (CHAT, SUM | GREEDY | USAGE),
-    "stop string in the answer": (CHAT, SUM | GREEDY | {"stop": ["is 5", "zzz"]}),
-    "tool": (CHAT, PARIS | GREEDY | {"tools": [tool("get_weather"), tool("get_time")]}),
-    "two tools": (CHAT, TWO | GREEDY | USAGE | {"tools": [tool("get_weather")]}),
-    "required tool": (
-        CHAT,
-        SUM | HOT | {"seed": 13, "max_tokens": 160, "tools": [LOOK], "tool_choice": "required"},
-    ),
-    "named tool": (CHAT, SUM | GREEDY | {"max_tokens": 160, "tools": [LOOK], "tool_choice": NAMED}),
-    "schema after reasoning": (CHAT, SUM | HOT | {"seed": 9, "max_tokens": 160, "response_format": FORM}),
-    "two choices": (CHAT, SUM | HOT | {"n": 2, "seed": 12, "max_tokens": 40}),
-    "response": (RESPONSES, {"input": "What is 2 + 3?"} | GREEDY),
-    "response with a tool": (
-        RESPONSES,
-        {
-            "input": "What is the weather in Paris?",
-            "tools": [{"type": "function"} | tool("get_weather")["function"]],
-        }
-        | GREEDY,
-    ),
-    "message": (MESSAGES, SUM | GREEDY | {"max_tokens": 40}),
-    "message with a tool": (
-        MESSAGES,
-        PARIS
-        | GREEDY
-        | {
-            "max_tokens": 60,
-            "tools": [
-                {"name": "get_weather", "input_schema": tool("get_weather")["function"]["parameters"]},
-            ],
-        },
-    ),
-    "generate": (
-        GENERATE,
-        {"prompt": "Penstock is", "sampling_params": HOT | {"seed": 5, "max_tokens": 30, "ignore_eos": True}},
-    ),
-}
-"""Requests to a model that thinks and calls tools."""
-
-
-async def differences(app: Any, kind: Kind, cuts: int, draw: random.Random, **how: Any) -> list[str]:
-    """How answers that go on from random groups differ from the whole one."""
-    path, body = kind
-    whole = await stream(app, path, body, slow=how.get("slow"), short=how.get("short", True))
-    assert whole.groups, "it was not recorded"
-    last = len(whole.groups)
-    places = {last, last - 1} | set(draw.sample(range(1, last + 1), min(cuts, last)))
-    return [
-        f"after {groups} of {last} groups: {fault[:700]}"
-        for groups in sorted(places - {0})
-        for fault in await continued(app, path, body, whole, groups, **how)
-    ]
-
-
-@pytest.mark.parametrize("name", PLAIN)
 async def test_a_plain_stream_goes_on_as_it_began(demo: Served, name: str):
-    assert await differences(demo.engine.app(), PLAIN[name], CUTS, random.Random(1)) == []
+    assert await differences(demo.engine.app(), PLAIN[name], 3, random.Random(1)) == []
 
 
-@pytest.mark.parametrize("name", PARSED)
+@pytest.mark.parametrize("name", ["reasoning", "two tools", "response", "message with a tool"])
 async def test_a_parsed_stream_goes_on_as_it_began(assistant: Served, name: str):
-    app = Generation(assistant.engine.app(), assistant.engine)
-    assert await differences(app, PARSED[name], CUTS, random.Random(2)) == []
+    assert await differences(assistant.engine.app(), PARSED[name], 3, random.Random(2)) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, SUM | {"logprobs": True}),
+        (COMPLETIONS, TEXT | {"logprobs": 1}),
+        (COMPLETIONS, TEXT | {"prompt": ["a", "b"]}),
+        (CHAT, SUM | {"use_beam_search": True, "n": 2, "stream": False}),
+        (CHAT, SUM | {"stream": False}),
+        (RESPONSES, {"input": "Hello!", "background": True}),
+    ],
+    ids=[
+        "logprobs",
+        "logprobs of a text",
+        "two prompts",
+        "beam search",
+        "whole",
+        "background",
+    ],
+)
+async def test_a_stream_that_cannot_go_on_exactly_is_not_recorded(
+    demo: Served, path: str, body: dict[str, Any]
+):
+    answer = await stream(demo.engine.app(), path, body | {"max_tokens": 5} if path != RESPONSES else body)
+    assert len(answer.pieces) > 0
+    assert answer.groups == []
+
+
+async def test_what_was_begun_elsewhere_and_cannot_go_on_here_is_refused(demo: Served):
+    app, body = demo.engine.app(), TEXT | GREEDY
+    begun = await stream(app, COMPLETIONS, body)
+    answer = await stream(app, COMPLETIONS, body | {"logprobs": 1}, begun.groups[:5], status=400)
+    assert answer.groups == []
+    await until(lambda: demo.engine.load().running == 0)
+
+
+async def test_a_reader_that_leaves_ends_the_replay_and_the_request(demo: Served):
+    app, body = demo.engine.app(), TEXT | GREEDY | {"max_tokens": 200}
+    begun = await stream(app, COMPLETIONS, body)
+    llm: Any = demo.engine._llm  # pyright: ignore[reportAttributeAccessIssue]
+    for leaves_after in (0, 3, 20, 60):
+        await stream(app, COMPLETIONS, body, begun.groups[:40], leaves_after=leaves_after)
+        await until(lambda: demo.engine.load().running == 0)
+        assert not llm.output_processor.request_states
+
+
+async def test_a_client_cannot_put_tokens_into_an_answer(demo: Served):
+    app, body = demo.engine.app(), TEXT | GREEDY
+    forged = await stream(app, COMPLETIONS, body | {"vllm_xargs": {"penstock_emitted": [5, 6, 7]}})
+    assert forged.token_ids() == (await stream(app, COMPLETIONS, body)).token_ids()

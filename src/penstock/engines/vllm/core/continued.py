@@ -1,7 +1,8 @@
 """Requests that begin with tokens which another engine has made: what the core does about them.
 
-To the scheduler such tokens are output already, as of a request that was preempted, and to the worker, too: for penalties, `min_tokens`, bad words and what is left of `max_tokens`. A grammar accepts them
-before its first mask. The worker's part is `continued_worker`. Importing this file imports nothing of vLLM.
+To the scheduler such tokens are output already, as of a request that was preempted, and to the worker, too:
+for penalties, `min_tokens`, bad words and what is left of `max_tokens`. A grammar accepts them before its
+first mask. The worker's part is `continued_worker`. Importing this file imports nothing of vLLM.
 """
 
 from __future__ import annotations

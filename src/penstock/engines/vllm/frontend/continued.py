@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from vllm import utils
+from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
@@ -140,7 +141,7 @@ class Continued:
     ) -> RequestOutputCollector:
         """What `add`, the engine's own, returns for a request with these parameters.
 
-        Raises: NotImplementedError for one that was begun elsewhere and cannot be continued here.
+        Raises: VLLMValidationError for one that was begun elsewhere and cannot be continued here.
         """
         if getattr(params, "extra_args", None):
             params.extra_args.pop(EMITTED, None)  # a client's
@@ -149,7 +150,7 @@ class Continued:
             return await add()
         if answer.requests > 1 or not self._rules.allow(params):
             if before:
-                raise NotImplementedError("This engine cannot go on with an answer to such a request.")
+                raise VLLMValidationError("This engine cannot go on with an answer to such a request.")
             return await add()
         held: list[EngineCoreRequest] = []
         token = self._held.set(held if before else None)
