@@ -13,6 +13,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
+import msgspec
+
 from penstock.engine import Prompt
 from penstock.tiers import DEFAULT, Tier
 
@@ -91,17 +93,18 @@ shortcut: ContextVar[Shortcut | None] = ContextVar("shortcut", default=None)
 """Set in a request's context by the server of the engine's app; engines may ignore it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceTokens:
+class ChoiceTokens(msgspec.Struct, frozen=True, gc=False):
     """Tokens that one choice of an answer got from its engine.
 
-    finish_reason, stop_reason: the engine's own, with its last tokens.
+    finish_reason, stop_reason: the engine's own, with its last tokens. cached_tokens: with its first, of its
+    prompt those that a cache held, and those that were put into it, as far as the answer's usage shows them.
     """
 
     token_ids: Sequence[int]
     choice: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    cached_tokens: Sequence[int] = ()
 
 
 record_tokens: ContextVar[Callable[[Sequence[ChoiceTokens] | None], None] | None] = ContextVar(

@@ -243,6 +243,52 @@ CAPABILITIES: dict[str, Capability] = {
         ),
         on=("stop_strings",),
     ),
+    "continued_streams": Capability(
+        "a stream ends when its replica does",
+        (
+            exactly(f"{_CLIENT}.add_request_async(request)"),
+            has(_OUTPUTS, "RequestOutputCollector.output RequestOutputCollector.request_id"),
+            exactly(f"{_OUTPUTS}:RequestOutputCollector.get()"),
+            exactly(f"{_OUTPUTS}:RequestOutputCollector.get_nowait()"),
+            takes(f"{_OUTPUTS}:OutputProcessor.process_outputs(engine_core_outputs)"),
+            has(_OUTPUTS, "OutputProcessor.request_states OutputProcessor.parent_requests"),
+            has(_OUTPUTS, "RequestState.is_prefilling RequestState.detokenizer RequestState.request_index"),
+            says("v1.engine.parallel_sampling", 'child_req_id = f"{index}_{self.request_id}"'),
+            has("v1.engine", "FinishReason.STOP EngineCoreOutput.finish_reason EngineCoreOutput.stop_reason"),
+            has("sampling_params:SamplingParams", "extra_args num_logprobs prompt_logprobs"),
+            has("config.vllm", "VllmConfig.use_v2_model_runner"),
+            has("config", "ModelConfig.logits_processors ModelConfig.is_encoder_decoder"),
+            has("utils", "random_uuid"),
+            exactly("v1.request:Request.from_engine_core_request(cls, request, block_hasher)"),
+            exactly("v1.request:Request.append_output_token_ids(token_ids)"),
+            says("v1.core.sched.scheduler", "if request.prefill_stats ", "if prefill_stats is not None:"),
+            takes("v1.engine.core:EngineCore.collective_rpc(method)"),
+            exactly("v1.worker.gpu_input_batch:CachedRequestState.__post_init__()"),
+            has("v1.worker.gpu_input_batch:CachedRequestState", "output_token_ids generator sampling_params"),
+            says("v1.core.sched.scheduler", "req._all_token_ids,"),
+        ),
+        on=("direct_routes", "request_timings"),
+    ),
+    "continued_grammars": Capability(
+        "a stream with structured output or forced tools ends when its replica does",
+        (
+            exactly("v1.structured_output:StructuredOutputManager._create_grammar(request)"),
+            exactly("v1.structured_output:StructuredOutputManager.accept_tokens(request, new_token_ids)"),
+            has(
+                "v1.structured_output.request:StructuredOutputRequest",
+                "grammar reasoning_ended reasoner reasoning_parser_kwargs",
+            ),
+        ),
+        on=("continued_streams",),
+    ),
+    "continued_seeds": Capability(
+        "a stream with a seed ends when its replica does, unless vLLM's second model runner made it",
+        (
+            says("v1.sample.ops.topk_topp_sampler", "0, 2**31, (1,), generator=gen, dtype=torch.long"),
+            says("v1.worker.gpu_model_runner", "gen.set_offset(gen.get_offset() - 4)"),
+        ),
+        on=("continued_streams",),
+    ),
     "waiting_outputs": Capability(
         "tokens that wait while the front-end is busy cost it as much as those that do not",
         (
