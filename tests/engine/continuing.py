@@ -66,7 +66,10 @@ PLAIN: dict[str, Kind] = {
     "stop token": (COMPLETIONS, TEXT | HOT | {"seed": 6, "stop_token_ids": list(range(300, 340))}),
     "bad words": (COMPLETIONS, TEXT | GREEDY | {"bad_words": ["the", " engine"]}),
     "logit bias": (COMPLETIONS, TEXT | HOT | {"seed": 4, "logit_bias": {"300": 5, "301": -100}}),
-    "parts of characters": (COMPLETIONS, TEXT | {"temperature": 2.0, "seed": 21}),
+    "parts of characters": (
+        COMPLETIONS,
+        TEXT | HOT | {"seed": 21, "structured_outputs": {"regex": "(日本|🙂|é|ü){12}"}, "ignore_eos": False},
+    ),
     "schema": (CHAT, SUM | HOT | {"seed": 9, "max_tokens": 120, "response_format": FORM}),
     "regex": (
         COMPLETIONS,
@@ -77,7 +80,7 @@ PLAIN: dict[str, Kind] = {
     "two choices": (CHAT, SUM | HOT | USAGE | {"n": 2, "seed": 12, "max_tokens": 30}),
     "two choices, one ends early": (
         COMPLETIONS,
-        TEXT | HOT | {"n": 2, "seed": 14, "stop": ["er"], "stop_token_ids": list(range(300, 360))},
+        TEXT | HOT | {"n": 2, "seed": 33, "stop": ["zzq"], "stop_token_ids": list(range(320, 332))},
     ),
     "echo": (COMPLETIONS, TEXT | GREEDY | {"echo": True}),
     "token ids": (CHAT, SUM | GREEDY | {"return_token_ids": True}),
