@@ -1,35 +1,24 @@
-"""Streams that another engine can go on with, or has begun: their tokens, recorded and replayed.
+"""Records what a stream's app takes from the engine, and lets it take first what was recorded elsewhere.
 
-What vLLM's app makes of a stream depends only on the groups of tokens that it takes. Each is recorded as it
-is taken. A continued request takes the recorded groups first, through vLLM's own output processing; then the
-core gets the request with their tokens. So detokenizer, stop strings, parsers and usage come to the state in
-which they were. Importing this file imports vLLM.
+Importing this file imports vLLM.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import itertools
-import sys
-import time
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from copy import copy
-from types import SimpleNamespace
 from typing import Any
 
-from vllm import utils
 from vllm.exceptions import VLLMValidationError
-from vllm.outputs import RequestOutput
-from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
-from penstock.engines.vllm.capabilities.state import Capabilities
-from penstock.engines.vllm.core.continued import EMITTED
-from penstock.request_context import ChoiceTokens, created, id_seed, record_tokens, tokens_before
+from penstock.engines.vllm.continued import answer
+from penstock.engines.vllm.continued.emitted import EMITTED
+from penstock.engines.vllm.continued.rules import Rules
+from penstock.request_context import ChoiceTokens, record_tokens, tokens_before
 
 Group = Sequence[ChoiceTokens]
 Add = Callable[[EngineCoreRequest], Awaitable[None]]
@@ -37,86 +26,6 @@ Add = Callable[[EngineCoreRequest], Awaitable[None]]
 _AT_ONCE = 16  # groups that are replayed before other tasks run
 _FAILED = ("abort", "error")
 _CACHED = ("num_cached_tokens", "num_cache_creation_tokens")
-
-_random = utils.random_uuid
-
-
-class Answer:
-    """What one HTTP request has asked of the engine. ids: numbers of the ids in its answer."""
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.ids = itertools.count()
-
-
-_answer: ContextVar[Answer | None] = ContextVar("_answer", default=None)
-
-
-def begin() -> None:
-    """Call it in the context that all tasks of an HTTP request inherit."""
-    if record_tokens.get() is not None or tokens_before.get():
-        _answer.set(Answer())
-
-
-def count() -> None:
-    """Call it for each request to the engine: of several, none can be continued."""
-    if (answer := _answer.get()) is None:
-        begin()
-        answer = _answer.get()
-    if answer is not None:
-        answer.requests += 1
-
-
-def refuse() -> None:
-    """Call it before an answer whose tokens do not tell what its app makes of them."""
-    if (answer := _answer.get()) is not None:
-        answer.requests += 1
-
-
-class Rules:
-    """Which requests can be continued exactly, here and in engines with the same configuration."""
-
-    def __init__(self, config: Any, capabilities: Capabilities) -> None:
-        parallel, model = config.parallel_config, config.model_config
-        self._v2: bool = config.use_v2_model_runner
-        self._any = capabilities.has("continued_streams") and not (
-            config.speculative_config
-            or config.kv_transfer_config
-            or getattr(config, "ec_transfer_config", None)
-            or getattr(config, "watermark_config", None)
-            or getattr(config, "aux_output_config", model).enable_return_routed_experts
-            or getattr(model, "is_diffusion", False)
-            or model.is_encoder_decoder
-            or model.logits_processors
-            or parallel.pipeline_parallel_size > 1
-            or (parallel.distributed_executor_backend == "ray" and not self._v2)
-        )
-        self._grammars = capabilities.has("continued_grammars")
-        self._seeds = self._v2 or (capabilities.has("continued_seeds") and _draws_are_known(model))
-
-    def allow(self, params: Any) -> bool:
-        return (
-            self._any
-            and isinstance(params, SamplingParams)
-            and params.output_kind == RequestOutputKind.DELTA
-            and params.num_logprobs is None
-            and params.prompt_logprobs is None
-            and getattr(params, "prompt_logprob_token_ids", None) is None
-            and getattr(params, "thinking_token_budget", None) is None
-            and getattr(params, "trace_decode_token_ids", None) is None
-            and (params.structured_outputs is None or self._grammars)
-            and (params.seed is None or not params.temperature or self._seeds)
-        )
-
-
-def _draws_are_known(model: Any) -> bool:
-    """Whether the first runner draws for a seeded request as `continued_worker` does."""
-    from vllm.platforms import CpuArchEnum, current_platform
-
-    if current_platform.is_cuda():
-        return True
-    usual = current_platform.get_cpu_architecture() in (CpuArchEnum.X86, CpuArchEnum.ARM)
-    return current_platform.is_cpu() and usual and not getattr(model, "use_fp64_gumbel", False)
 
 
 class Continued:
@@ -145,11 +54,9 @@ class Continued:
         """
         if getattr(params, "extra_args", None):
             params.extra_args.pop(EMITTED, None)  # a client's
-        answer, record, before = _answer.get(), record_tokens.get(), tokens_before.get()
-        if answer is None or record is None:
-            return await add()
-        if answer.requests > 1 or not self._rules.allow(params):
-            if before:
+        record, before = record_tokens.get(), tokens_before.get()
+        if record is None or not answer.single() or not self._rules.allow(params):
+            if before and record is not None:
                 raise VLLMValidationError("This engine cannot go on with an answer to such a request.")
             return await add()
         held: list[EngineCoreRequest] = []
@@ -208,7 +115,7 @@ class Journal(RequestOutputCollector):
         self._take(output)
         return output
 
-    def _take(self, output: RequestOutput) -> None:
+    def _take(self, output: Any) -> None:
         if self._held or any(one.finish_reason in _FAILED for one in output.outputs):
             return
         group: list[ChoiceTokens] = []
@@ -263,33 +170,3 @@ def _begun(request: EngineCoreRequest, token_ids: list[int]) -> EngineCoreReques
     assert made.sampling_params is not None
     made.sampling_params.extra_args = {**(made.sampling_params.extra_args or {}), EMITTED: token_ids}
     return made
-
-
-def name_by_seed() -> None:
-    """Makes the ids and times in vLLM's answers the same in an answer that is continued.
-
-    Call it when the model's parsers are imported.
-    """
-    for name, module in list(sys.modules.items()):
-        if name.startswith(_NAMING) and vars(module).get("random_uuid") is _random:
-            vars(module)["random_uuid"] = unique
-        if name.startswith(_ANSWERING) and vars(module).get("time") is time:
-            vars(module)["time"] = SimpleNamespace(time=lambda: created.get() or time.time())
-        if name == _MESSAGES and vars(module).get("uuid") is uuid:
-            vars(module)["uuid"] = SimpleNamespace(uuid4=lambda: uuid.UUID(unique() + unique()))
-        if name == _MISTRAL:
-            module.MistralToolCall.generate_random_id = staticmethod(lambda: unique()[:9])
-
-
-_NAMING = ("vllm.entrypoints.", "vllm.parser.", "vllm.renderers.", "vllm.tool_parsers.")
-_ANSWERING = ("vllm.entrypoints.openai.chat_completion.serving", "vllm.entrypoints.openai.completion.serving")
-_ANSWERING += ("vllm.entrypoints.openai.responses.serving",)
-_MESSAGES, _MISTRAL = "vllm.entrypoints.anthropic.serving", "vllm.parser.mistral"
-
-
-def unique() -> str:
-    """16 random hexadecimal digits, the same ones in an answer that is continued."""
-    answer, seed = _answer.get(), id_seed.get()
-    if answer is None or not seed:
-        return _random()
-    return hashlib.sha256(f"{seed} {next(answer.ids)}".encode()).hexdigest()[:16]
