@@ -16,8 +16,6 @@ from typing import cast
 
 import httptools
 
-from penstock.transport.continuation import StreamRecord
-
 _HIGH_WATER_BYTES = 64 * 1024  # unread; above it the socket is not read, so a slow client costs no memory
 
 STREAM = b"x-penstock-stream"
@@ -65,7 +63,6 @@ class ReplicaConnection(asyncio.Protocol):
         self._message_ended = False
         self._detached = False
         self.stream_id = 0
-        self.record: StreamRecord  # of the stream that is attached
         self.finished = False
         self.exchanges = 0
         self.idle_since = 0.0
@@ -177,10 +174,9 @@ class ReplicaConnection(asyncio.Protocol):
 
     # -- for the multiplexer
 
-    def attach(self, number: int, hold: Callable[[int, bool], None], record: StreamRecord) -> None:
+    def attach(self, number: int, hold: Callable[[int, bool], None]) -> None:
         """The next body may come by `feed`. hold: called with `number`, and whether the stream must pause."""
         self.stream_id, self._hold, self._held, self._detached = number, hold, False, False
-        self.record = record
 
     def feed(self, piece: bytes, last: bool) -> None:
         """A piece of the body that came over the multiplexed connection."""

@@ -130,8 +130,9 @@ class StreamRecord:
     lost: str = ""
     _reserved: int = 0
 
-    def add(self, groups: int, data: bytes) -> None:
-        """More groups. What is too large is forgotten."""
+    def add(self, pieces: int, groups: int, data: bytes) -> None:
+        """More pieces, and groups. What is too large is forgotten."""
+        self.pieces += pieces
         self.groups += groups
         self.data += data
         if len(self.data) > self._reserved:

@@ -156,6 +156,7 @@ class StreamReceiver:
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._streams: dict[int, ReplicaConnection] = {}
+        self._records: dict[int, StreamRecord] = {}
         self._carrier: ReplicaConnection | None = None
         self._closing = False
 
@@ -167,13 +168,14 @@ class StreamReceiver:
         if self._carrier is None or self._closing:
             return b""
         number = next(self._numbers)
-        self._streams[number] = connection
-        connection.attach(number, self._hold, record)
+        self._streams[number], self._records[number] = connection, record
+        connection.attach(number, self._hold)
         return b"%b: %d\r\n" % (STREAM, number)
 
     def detach(self, connection: ReplicaConnection) -> None:
         """Its exchange has ended, or goes on elsewhere; later pieces are dropped."""
         self._streams.pop(connection.stream_id, None)
+        self._records.pop(connection.stream_id, None)
         if self._closing:
             self.close()
 
@@ -202,13 +204,13 @@ class StreamReceiver:
             raise ConnectionResetError("the replica ended the multiplexed connection")
         finally:
             self._carrier = None
-            streams, self._streams = self._streams, {}
+            streams, self._streams, self._records = self._streams, {}, {}
             for connection in streams.values():
                 connection.detach()
 
     def _demultiplex(self, frames: bytes) -> bytes:
         """Passes its pieces to each stream, those that came together at once; returns an incomplete frame."""
-        at, size, head_bytes, streams = 0, len(frames), _FRAME.size, self._streams
+        at, size, head_bytes, records = 0, len(frames), _FRAME.size, self._records
         pieces: dict[int, list[bytes]] = {}
         ended: set[int] = set()
         while at + head_bytes <= size:
@@ -217,11 +219,8 @@ class StreamReceiver:
             end = begin + (length >> 1)
             if end > size:
                 break
-            if number in streams:
-                record = streams[number].record
-                record.pieces += count
-                if groups:
-                    record.add(groups, frames[begin - recorded : begin])
+            if number in records:
+                records[number].add(count, groups, frames[begin - recorded : begin])
                 pieces.setdefault(number, []).append(frames[begin:end])
             if length & 1:
                 ended.add(number)
@@ -232,7 +231,7 @@ class StreamReceiver:
                     connection.feed(some[0] if len(some) == 1 else b"".join(some), number in ended)
                 except Exception as error:  # of one client: the streams of all others go on
                     log.exception("A client's stream failed.")
-                    connection.record.lose("client")
+                    self._records[number].lose("client")
                     connection.fail(repr(error))
         return frames[at:]
 

@@ -114,14 +114,16 @@ class SimEngine(EngineControl):
         limit, record = self.options.fail_after_tokens, record_tokens.get() or no_record
         before = [one for group in tokens_before.get() for one in group]
         record(())
-        made = 0
+        made, begun = 0, {one.choice for one in before}
         async with aclosing(self._scheduler.stream(asked, adapter, before)) as deltas:
             async for delta in deltas:
                 if made == limit:
                     raise Error("The simulated engine failed, as its option fail_after_tokens told it to.")
                 made += 1
                 if made > len(before):
-                    record((ChoiceTokens(delta.token_ids, delta.index, delta.finish_reason),))
+                    cached = () if delta.index in begun else (delta.cached_tokens,)
+                    begun.add(delta.index)
+                    record((ChoiceTokens(delta.token_ids, delta.index, delta.finish_reason, None, cached),))
                 yield delta
 
     async def pool(self, prompts: Sequence[Sequence[int]], adapter: str | None) -> None:

@@ -121,8 +121,11 @@ class Scheduler:
             for index, (prompt, reply) in enumerate(asked)
         ]
         for one in before:
-            outputs[one.choice].made += 1
-            deltas.put_nowait(_delta(outputs[one.choice]))
+            output = outputs[one.choice]
+            output.made += 1
+            output.preempted = True  # what was cached is known
+            output.cached_tokens = next(iter(one.cached_tokens), output.cached_tokens)
+            deltas.put_nowait(_delta(output))
         for output in outputs:
             if output.made < output.reply.tokens:
                 self._streams[output] = deltas
