@@ -42,9 +42,9 @@ def refuse() -> None:
         answer.requests += 1
 
 
-def single() -> bool:
-    """Whether the running one is made of one request."""
-    return (answer := _running.get()) is not None and answer.requests == 1
+def requests() -> int:
+    """How many requests the running answer is made of, so far; -1 for one that nobody can continue."""
+    return answer.requests if (answer := _running.get()) is not None else -1
 
 
 def unique() -> str:

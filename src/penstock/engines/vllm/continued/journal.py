@@ -45,6 +45,12 @@ class Continued:
         else:
             held.append(request)
 
+    def announce(self, params: Any) -> None:
+        """Call it where an app makes events before it asks the engine: this request can be continued."""
+        record = record_tokens.get()
+        if record is not None and answer.requests() == 0 and self._rules.allow(params):
+            record(())
+
     async def add(
         self, params: Any, add: Callable[[], Awaitable[RequestOutputCollector]]
     ) -> RequestOutputCollector:
@@ -55,7 +61,7 @@ class Continued:
         if getattr(params, "extra_args", None):
             params.extra_args.pop(EMITTED, None)  # a client's
         record, before = record_tokens.get(), tokens_before.get()
-        if record is None or not answer.single() or not self._rules.allow(params):
+        if record is None or answer.requests() != 1 or not self._rules.allow(params):
             if before and record is not None:
                 raise VLLMValidationError("This engine cannot go on with an answer to such a request.")
             return await add()

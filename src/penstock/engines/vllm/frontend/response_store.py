@@ -282,6 +282,8 @@ def _tell_ends(serving: Any) -> None:
         request: Any, params: Any, results: Any, context: Any, *more: Any, **named: Any
     ) -> AsyncGenerator[Any, None]:
         last = None  # item, whose status is known once the response is made
+        if (continued := getattr(serving.engine_client, "continued", None)) is not None:
+            continued.announce(params)
         with _failing(serving, request):
             async with aclosing(stream(request, params, results, context, *more, **named)) as events:
                 async for event in events:
