@@ -12,6 +12,7 @@ from copy import copy
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
+from vllm.logprobs import Logprob
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
@@ -89,9 +90,11 @@ class Journal(RequestOutputCollector):
         before: Sequence[Group],
     ) -> None:
         self._record = record
-        self._processor, self._add, self._held, self._before = processor, add, held, iter(before)
-        self._texts: dict[int, Any] = {}
-        """Of each choice that has one, its `StoppableText`, whose output lags behind its tokens."""
+        self._processor, self._add, self._held, self._before = processor, add, held, enumerate(before, 1)
+        self._lagging: dict[int, tuple[Any, Any]] = {}
+        """Of each choice with stop strings, its `StoppableText`, whose output lags behind its tokens, and the
+        holder of its logprobs.
+        """
         self._counts: dict[int, int] = {}
         """Of each choice, the tokens that are recorded, where they are counted."""
         self._starting = set[int]() if held else set(range(n))
@@ -99,14 +102,14 @@ class Journal(RequestOutputCollector):
         for name in parent.child_requests if parent else (self.request_id,):
             state = processor.request_states.get(name)
             if state is not None and hasattr(state.detokenizer, "released"):
-                self._texts[state.request_index] = state.detokenizer
+                self._lagging[state.request_index] = state.detokenizer, state.logprobs_processor
         if held:
             record(())
 
     def passed(self, token_ids: Sequence[int]) -> None:
         """Records tokens of the one choice whose text goes past this collector."""
         if not self._held:
-            self._record((ChoiceTokens(self._new(0, token_ids)),))
+            self._record((ChoiceTokens(self._new(0, token_ids, None)[0]),))
 
     def get_nowait(self) -> Any:
         output = super().get_nowait()
@@ -126,29 +129,35 @@ class Journal(RequestOutputCollector):
             return
         group: list[ChoiceTokens] = []
         for one in output.outputs:
-            ids, cached = self._new(one.index, one.token_ids), ()
+            ids, logprobs = self._new(one.index, one.token_ids, one.logprobs)
+            cached: Sequence[int] = ()
             if one.index in self._starting:
                 self._starting.remove(one.index)
                 cached = [getattr(output, name, None) or 0 for name in _CACHED]
-            group.append(ChoiceTokens(ids, one.index, one.finish_reason, one.stop_reason, cached))
+            ended = one.finish_reason, one.stop_reason
+            group.append(ChoiceTokens(ids, one.index, *ended, cached, _written(logprobs or ())))
         self._record(group)
 
-    def _new(self, choice: int, token_ids: Sequence[int]) -> Sequence[int]:
-        """All of a choice's tokens since the last ones. token_ids: those that were given with its text."""
-        if (text := self._texts.get(choice)) is None:
-            return token_ids
+    def _new(self, choice: int, token_ids: Sequence[int], logprobs: Any) -> tuple[Sequence[int], Any]:
+        """All of a choice's tokens since the last ones, and their logprobs.
+
+        token_ids, logprobs: those that were given with its text.
+        """
+        if choice not in self._lagging:
+            return token_ids, logprobs
+        text, more = self._lagging[choice]
         known = text.output_token_ids
         since, self._counts[choice] = self._counts.get(choice, 0), len(known)
-        return known[since:]
+        return known[since:], more.logprobs and more.logprobs[since : len(known)]
 
     async def _replay(self) -> None:
         """Returns when there is an output, or the core has the request."""
-        for number, group in enumerate(self._before, 1):
+        for number, group in self._before:
             self._processor.process_outputs([self._output(one) for one in group])
-            if self.output is not None:
-                return
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)
+            if self.output is not None:
+                return
         held, self._held = self._held, []
         for request in held:
             if (state := self._processor.request_states.get(request.request_id)) is not None:
@@ -159,15 +168,22 @@ class Journal(RequestOutputCollector):
 
     def _output(self, one: ChoiceTokens) -> EngineCoreOutput:
         made = EngineCoreOutput(self._held[one.choice].request_id, list(one.token_ids))
-        if one.cached_tokens:
-            state = self._processor.request_states[made.request_id]
-            for name, tokens in zip(_CACHED, one.cached_tokens, strict=True):
+        if one.cached_tokens or one.logprobs:
+            state: Any = self._processor.request_states[made.request_id]
+            for name, tokens in zip(_CACHED, one.cached_tokens, strict=False):
                 setattr(state, name, tokens)
+            for step in one.logprobs:
+                state.logprobs_processor.logprobs.append({id: Logprob(*rest) for id, *rest in step})
+                state.logprobs_processor.cumulative_logprob += step[0][1]
         by_string = one.finish_reason == "stop" and isinstance(one.stop_reason, str)
         if one.finish_reason is not None and not by_string:  # the string will be found again
             made.finish_reason = FinishReason[one.finish_reason.upper()]
             made.stop_reason = one.stop_reason
         return made
+
+
+def _written(logprobs: Sequence[Any]) -> list[list[tuple[int, float, int | None, str | None]]]:
+    return [[(id, x.logprob, x.rank, x.decoded_token) for id, x in step.items()] for step in logprobs]
 
 
 def _begun(request: EngineCoreRequest, token_ids: list[int]) -> EngineCoreRequest:

@@ -9,6 +9,9 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from penstock.engines.vllm.capabilities.state import Capabilities
 
+_LOGPROBS = 20
+"""Most for each token: they are recorded, too, some 20 bytes each."""
+
 
 class Rules:
     """Which requests can be continued exactly, here and in engines with the same configuration."""
@@ -36,7 +39,8 @@ class Rules:
             self._any
             and isinstance(params, SamplingParams)
             and params.output_kind == RequestOutputKind.DELTA
-            and params.num_logprobs is None
+            and (params.num_logprobs is None or 0 <= params.num_logprobs <= _LOGPROBS)
+            and not params.flat_logprobs
             and params.prompt_logprobs is None
             and getattr(params, "prompt_logprob_token_ids", None) is None
             and getattr(params, "thinking_token_budget", None) is None
