@@ -98,6 +98,7 @@ class ChoiceTokens(msgspec.Struct, frozen=True, gc=False):
 
     finish_reason, stop_reason: the engine's own, with its last tokens. cached_tokens: with its first, of its
     prompt those that a cache held, and those that were put into it, as far as the answer's usage shows them.
+    logprobs: of each token, if the request wants them, its own and those of others: id, value, rank, text.
     """
 
     token_ids: Sequence[int]
@@ -105,6 +106,7 @@ class ChoiceTokens(msgspec.Struct, frozen=True, gc=False):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     cached_tokens: Sequence[int] = ()
+    logprobs: Sequence[Sequence[tuple[int, float, int | None, str | None]]] = ()
 
 
 record_tokens: ContextVar[Callable[[Sequence[ChoiceTokens] | None], None] | None] = ContextVar(

@@ -23,6 +23,7 @@ Group = Sequence[ChoiceTokens]
 Kind = tuple[str, dict[str, Any]]
 
 _TEXTS = ("content", "reasoning", "arguments", "text", "thinking", "partial_json", "delta", "token_ids")
+_TEXTS += ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 """Fields by which the events of a stream add to what was said before."""
 
 
@@ -66,7 +67,10 @@ PLAIN: dict[str, Kind] = {
     "stop token": (COMPLETIONS, TEXT | HOT | {"seed": 6, "stop_token_ids": list(range(300, 340))}),
     "bad words": (COMPLETIONS, TEXT | GREEDY | {"bad_words": ["the", " engine"]}),
     "logit bias": (COMPLETIONS, TEXT | HOT | {"seed": 4, "logit_bias": {"300": 5, "301": -100}}),
-    "parts of characters": (COMPLETIONS, TEXT | {"temperature": 2.0, "seed": 21}),
+    "parts of characters": (
+        COMPLETIONS,
+        TEXT | HOT | {"seed": 21, "structured_outputs": {"regex": "(日本|🙂|é|ü){12}"}, "ignore_eos": False},
+    ),
     "schema": (CHAT, SUM | HOT | {"seed": 9, "max_tokens": 120, "response_format": FORM}),
     "regex": (
         COMPLETIONS,
@@ -77,7 +81,12 @@ PLAIN: dict[str, Kind] = {
     "two choices": (CHAT, SUM | HOT | USAGE | {"n": 2, "seed": 12, "max_tokens": 30}),
     "two choices, one ends early": (
         COMPLETIONS,
-        TEXT | HOT | {"n": 2, "seed": 14, "stop": ["er"], "stop_token_ids": list(range(300, 360))},
+        TEXT | HOT | {"n": 2, "seed": 33, "stop": ["zzq"], "stop_token_ids": list(range(320, 332))},
+    ),
+    "logprobs": (CHAT, SUM | GREEDY | {"logprobs": True, "top_logprobs": 3, "n": 2}),
+    "logprobs and stop strings": (
+        COMPLETIONS,
+        TEXT | HOT | {"seed": 31, "logprobs": 2, "stop": ["en d", "e e", "s a"]},
     ),
     "echo": (COMPLETIONS, TEXT | GREEDY | {"echo": True}),
     "token ids": (CHAT, SUM | GREEDY | {"return_token_ids": True}),
@@ -263,12 +272,14 @@ def told(pieces: Sequence[bytes]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {"kinds": []}
     lines = b"".join(pieces).decode().splitlines()
     found["other"] = [line for line in lines if line.startswith("data: ") and line[6] != "{"]
-    for event in (json.loads(line[6:]) for line in lines if line.startswith("data: {")):
+    # A logprob's last digits depend on what was computed with its token.
+    events = (json.loads(line[6:], parse_float=lambda _: 0.0) for line in lines if line.startswith("data: {"))
+    for event in events:
         choices = event.get("choices")
         at = choices[0]["index"] if choices else event.get("index", -1)
         event.pop("sequence_number", None)
         for name, text in _texts(event):
-            items = found.setdefault(f"{at} {name if name == 'token_ids' else ''}", [])
+            items = found.setdefault(f"{at} {name if isinstance(text, list) else ''}", [])
             if items and items[-1][0] == name:
                 items[-1][1] += text
             else:

@@ -29,6 +29,7 @@ pytestmark = [
         "held back for a stop string",
         "schema",
         "two choices, one ends early",
+        "logprobs and stop strings",
     ],
 )
 async def test_a_plain_stream_goes_on_as_it_began(demo: Served, name: str):
@@ -43,16 +44,12 @@ async def test_a_parsed_stream_goes_on_as_it_began(assistant: Served, name: str)
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        (CHAT, SUM | {"logprobs": True}),
-        (COMPLETIONS, TEXT | {"logprobs": 1}),
         (COMPLETIONS, TEXT | {"prompt": ["a", "b"]}),
         (CHAT, SUM | {"use_beam_search": True, "n": 2, "stream": False}),
         (CHAT, SUM | {"stream": False}),
         (RESPONSES, {"input": "Hello!", "background": True}),
     ],
     ids=[
-        "logprobs",
-        "logprobs of a text",
         "two prompts",
         "beam search",
         "whole",
@@ -70,7 +67,7 @@ async def test_a_stream_that_cannot_go_on_exactly_is_not_recorded(
 async def test_what_was_begun_elsewhere_and_cannot_go_on_here_is_refused(demo: Served):
     app, body = demo.engine.app(), TEXT | GREEDY
     begun = await stream(app, COMPLETIONS, body)
-    answer = await stream(app, COMPLETIONS, body | {"logprobs": 1}, begun.groups[:5], status=400)
+    answer = await stream(app, COMPLETIONS, body | {"prompt": ["a", "b"]}, begun.groups[:5], status=400)
     assert answer.groups == []
     await until(lambda: demo.engine.load().running == 0)
 

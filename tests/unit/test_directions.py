@@ -55,6 +55,7 @@ HOUSES: dict[str, list[set[str]]] = {
         {"rows"},
         {"frontend"},
         {"core", "media", "tokenizing"},
+        {"continued"},
         {"capabilities"},
         {"arguments"},
     ],

@@ -83,7 +83,7 @@ def _core_class(capabilities: Collection[str]) -> Any:
 
         core.EngineCore.add_lora = adapter_layers.add_lora
     if "continued_streams" in capabilities:
-        from penstock.engines.vllm.core import continued
+        from penstock.engines.vllm.continued import core as continued
 
         continued.take_up(grammars="continued_grammars" in capabilities)
     if "token_groups" in capabilities:

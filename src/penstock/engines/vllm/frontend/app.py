@@ -29,7 +29,6 @@ from penstock.engines.vllm.core import kv_transfer
 from penstock.engines.vllm.core.imports import uncollected
 from penstock.engines.vllm.core.launch import Core
 from penstock.engines.vllm.frontend import additions
-from penstock.engines.vllm.frontend.continued import Continued, Rules
 from penstock.engines.vllm.frontend.load import Scheduled
 from penstock.engines.vllm.frontend.timing import TimedLLM
 from penstock.engines.vllm.tokenizing.first_texts import check
@@ -106,6 +105,9 @@ def connect(plan: Plan, capabilities: Capabilities, latest: Scheduled, core: Cor
         **more,
     )
     if capabilities.has("continued_streams"):
+        from penstock.engines.vllm.continued.journal import Continued
+        from penstock.engines.vllm.continued.rules import Rules
+
         rules = Rules(plan.vllm_config, capabilities)
         llm.continued = Continued(rules, llm.output_processor, llm.engine_core)
     llm.engine_core.input_socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # for a replacement core

@@ -22,7 +22,8 @@ from starlette.routing import Route
 
 from penstock import asgi
 from penstock.asgi import TRUSTED, ASGIApp, Message, Receive, Scope, Send
-from penstock.engines.vllm.frontend import continued, limits, request_models
+from penstock.engines.vllm.continued import answer
+from penstock.engines.vllm.frontend import limits, request_models
 from penstock.engines.vllm.tokenizing import turns
 from penstock.errors import BadRequest
 from penstock.openai import requests
@@ -104,7 +105,7 @@ class DirectRoutes:
             body = body if request is given else to_json(request, inf_nan_mode="constants")
         turns.account.set(turns.Account())
         pixels.set(Pixels())
-        continued.begin()
+        answer.begin()
         if scope["path"] == _RESPONSES:
             response_id.set(new_id(current_replica.get(), id_seed.get()))
         form = self._forms.get(scope["path"]) if _is_ours(scope) else None

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from penstock.engines.vllm.frontend import continued, limits
+from penstock.engines.vllm.continued import answer
+from penstock.engines.vllm.frontend import limits
 from penstock.request_context import EngineTimings, prepared_prompt, report_timings, tier
 from penstock.tiers import ENGINE_PRIORITY
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.engine.output_processor import RequestOutputCollector, RequestState
     from vllm.v1.metrics.stats import RequestStateStats
+
+    from penstock.engines.vllm.continued.journal import Continued
 
 request_state: ContextVar[RequestState | None] = ContextVar("request_state", default=None)
 """Of the request that the running task added to the engine last, if it has one output."""
@@ -48,7 +51,7 @@ class TimedLLM(AsyncLLM):
         """Requests at the gate."""
         self.cut: Callable[[AsyncGenerator[Any, None], Any], AsyncGenerator[Any, None]] | None = None
         """Changes a request's outputs; given with its sampling parameters."""
-        self.continued: continued.Continued | None = None
+        self.continued: Continued | None = None
         """Where streams can go on that another engine has begun."""
 
     async def add_request(self, *args: Any, **kwargs: Any) -> RequestOutputCollector:
@@ -81,7 +84,7 @@ class TimedLLM(AsyncLLM):
         self, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any
     ) -> AsyncGenerator[Any, None]:
         """As vLLM's. Raises, besides: VLLMValidationError if the core cannot compile the request's form."""
-        continued.count()
+        answer.count()
         outputs = super().generate(prompt, sampling_params, *args, **kwargs)
         if self.cut is not None:
             outputs = self.cut(outputs, sampling_params)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
-from penstock.engines.vllm.core.continued import emitted
+from penstock.engines.vllm.continued.emitted import emitted
 
 _PHILOX = 4  # how far one draw moves the offset of CUDA's generators, as the runner assumes, too
 
@@ -21,7 +21,8 @@ _own = CachedRequestState.__post_init__
 
 def take_up(worker: Any) -> None:
     """Changes how this process makes such states. Idempotent."""
-    CachedRequestState.__post_init__ = _begin
+    kind: Any = CachedRequestState
+    kind.__post_init__ = _begin
 
 
 def _begin(state: CachedRequestState) -> None:
@@ -49,7 +50,7 @@ class Draws(torch.Generator):
     def get_offset(self) -> int:
         return 0
 
-    def set_offset(self, offset: int) -> None:
+    def set_offset(self, offset: int) -> Any:
         self.manual_seed(self.initial_seed())
         for _ in self._state.output_token_ids:
             torch.randint(0, 1 << 31, (1,), generator=self, dtype=torch.long)  # as vLLM's sampler does

@@ -2,7 +2,7 @@
 
 To the scheduler such tokens are output already, as of a request that was preempted, and to the worker, too:
 for penalties, `min_tokens`, bad words and what is left of `max_tokens`. A grammar accepts them before its
-first mask. The worker's part is `continued_worker`. Importing this file imports nothing of vLLM.
+first mask. Importing this file imports nothing of vLLM.
 """
 
 from __future__ import annotations
@@ -10,13 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-EMITTED = "penstock_emitted"
-"""The ids, among a request's `extra_args`: a field that reaches the workers in every version."""
-
-
-def emitted(params: Any) -> list[int]:
-    """Of a request's sampling parameters, if it has some."""
-    return ((params and params.extra_args) or {}).get(EMITTED, [])
+from penstock.engines.vllm.continued.emitted import emitted
 
 
 def take_up(*, grammars: bool) -> None:
@@ -25,7 +19,7 @@ def take_up(*, grammars: bool) -> None:
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from penstock.engines.vllm.core import continued_worker
+    from penstock.engines.vllm.continued import worker
 
     begin, start = Request.from_engine_core_request, EngineCore.__init__
 
@@ -42,12 +36,13 @@ def take_up(*, grammars: bool) -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         start(self, *args, **kwargs)
         if not self.vllm_config.use_v2_model_runner:  # which takes new requests as it takes preempted ones
-            self.collective_rpc(continued_worker.take_up)
+            self.collective_rpc(worker.take_up)
 
     Request.from_engine_core_request = staticmethod(from_engine_core_request)  # pyright: ignore[reportAttributeAccessIssue]
     EngineCore.__init__ = init
     if grammars:
-        StructuredOutputManager._create_grammar = _advancing(StructuredOutputManager._create_grammar)
+        manager: Any = StructuredOutputManager
+        manager._create_grammar = _advancing(manager._create_grammar)
 
 
 def _advancing(create: Any) -> Any:
