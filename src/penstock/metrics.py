@@ -56,9 +56,14 @@ OVERHEAD = Latency(
     (0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.02, 0.04, 0.08,
      0.16, 0.32, 0.64),
 )
+PAUSE = Latency(
+    "penstock_stream_pause_seconds",
+    "From the failure of a stream's replica to the first piece from the one that continues it.",
+    (0.01, 0.02, 0.035, 0.05, 0.1, 0.15, 0.2, 0.35, 0.5, 0.75, 1, 2, 4, 8, 15, 30, 60, 120),
+)
 # fmt: on
 
-LATENCIES = (REQUEST, FIRST_TOKEN, INTER_TOKEN, OVERHEAD)
+LATENCIES = (REQUEST, FIRST_TOKEN, INTER_TOKEN, OVERHEAD, PAUSE)
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 """A sample's name, and its labels."""
@@ -123,6 +128,7 @@ class RouteMetrics:
         self.first_token = self.histograms[FIRST_TOKEN.name]
         self.inter_token = self.histograms[INTER_TOKEN.name]
         self.overhead = self.histograms[OVERHEAD.name]
+        self.pause = self.histograms[PAUSE.name]
 
 
 class ModelMetrics:
@@ -172,6 +178,21 @@ class GatewayMetrics:
         self.failovers = counter(
             "penstock_failovers",
             "Requests sent to another replica because one failed before the first byte.",
+            ["model"],
+        )
+        self.streams_continued = counter(
+            "penstock_streams_continued",
+            "Streams with which another replica went on because theirs failed or drained.",
+            ["model"],
+        )
+        self.streams_cut = counter(
+            "penstock_streams_cut",
+            "Streams that ended with an error because their replica failed, by why none could continue them.",
+            ["model", "reason"],
+        )
+        self.tokens_replayed = counter(
+            "penstock_stream_tokens_replayed",
+            "Tokens of continued streams that were there, and that another replica has read again.",
             ["model"],
         )
         self.fallbacks = counter(

@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
+
+import msgspec
 
 from penstock.engine import Prompt
 from penstock.tiers import DEFAULT, Tier
@@ -90,6 +92,50 @@ class Shortcut(Protocol):
 shortcut: ContextVar[Shortcut | None] = ContextVar("shortcut", default=None)
 """Set in a request's context by the server of the engine's app; engines may ignore it."""
 
+
+class ChoiceTokens(msgspec.Struct, frozen=True, gc=False):
+    """Tokens that one choice of an answer got from its engine.
+
+    finish_reason, stop_reason: the engine's own, with its last tokens. cached_tokens: with its first, of its
+    prompt those that a cache held, and those that were put into it, as far as the answer's usage shows them.
+    logprobs: of each token, if the request wants them, its own and those of others: id, value, rank, text.
+    """
+
+    token_ids: Sequence[int]
+    choice: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    cached_tokens: Sequence[int] = ()
+    logprobs: Sequence[Sequence[tuple[int, float, int | None, str | None]]] = ()
+
+
+record_tokens: ContextVar[Callable[[Sequence[ChoiceTokens] | None], None] | None] = ContextVar(
+    "record_tokens", default=None
+)
+"""Set in a request's context by a server that can continue a broken answer elsewhere.
+
+An engine that can continue this request, a stream, calls it with all that its app is about to take at once,
+before the app makes events of it; an engine that cannot never calls it. None: the request begins anew, before
+its app has sent anything.
+"""
+
+tokens_before: ContextVar[Sequence[Sequence[ChoiceTokens]]] = ContextVar("tokens_before", default=())
+"""Of a request that is continued: what was recorded elsewhere, in the same groups and order.
+
+The engine lets its app take these first, one group after the other, and goes on after them. What the app
+makes of them, it made before: the server drops as many events as were sent. They are not recorded again;
+instead the engine confirms, by one call of `record_tokens` with an empty group before the first of them.
+"""
+
+created: ContextVar[int] = ContextVar("created", default=0)
+"""When the answer to the running request was created, in seconds since the epoch; 0: now. The same where it
+is continued."""
+
+id_seed: ContextVar[str] = ContextVar("id_seed", default="")
+"""Random for each request and the same where it is continued: for ids within its answer. "" when not set."""
+
+adapter_stamp: ContextVar[str | None] = ContextVar("adapter_stamp", default=None)
+"""Of `using_adapter`: the version of its files, the same in all replicas; None when it is not known."""
 
 using_adapter: ContextVar[str | None] = ContextVar("using_adapter", default=None)
 """The loaded adapter of the running request, by the engine's name for it; None for the base model.

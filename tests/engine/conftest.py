@@ -18,6 +18,7 @@ import pytest_asyncio
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent))  # importlib mode lets no test import its neighbour
+sys.path.append(str(Path(__file__).parents[1] / "http"))  # gateways and listeners around engines
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: engines would fight for the cores
 
 from enginetest import (

@@ -62,7 +62,13 @@ class Replica:
 
     @classmethod
     async def start(
-        cls, model_id: str, *, node_id: str = NODE, network: bool = False, **options: Any
+        cls,
+        model_id: str,
+        *,
+        node_id: str = NODE,
+        network: bool = False,
+        version: str = "v",
+        **options: Any,
     ) -> Replica:
         config = sim_config(model_id, **options)
         engine, adapters = SimEngine(config), None
@@ -81,6 +87,8 @@ class Replica:
                 adapters=adapters,
                 batch=turns.share,
                 add_aliases=config.add_aliases,
+                weights=engine.weights_version,
+                version=version,
             ),
             node_id=node_id,
             node_host="127.0.0.1",

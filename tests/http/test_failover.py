@@ -1,4 +1,7 @@
-"""Replicas that die: the table forgets them at once, requests go on elsewhere, no half answer looks whole."""
+"""Replicas that die: the table forgets them at once, requests go on elsewhere, no half answer looks whole.
+
+Streams that can be continued are in `test_streams_continued`; those here are of a version that is not known.
+"""
 
 import asyncio
 import json
@@ -56,7 +59,7 @@ async def test_the_only_replica_killed_the_request_waits_for_its_successor(serve
 
 async def test_a_stream_cut_after_its_first_byte_ends_with_an_error_event_and_without_done(served: Served):
     await served.gateway("m")
-    doomed = await served.process(**SLOW)
+    doomed = await served.process(version="", **SLOW)
     async with (
         served.http() as http,
         http.stream("POST", "/v1/chat/completions", json=chat(stream=True, **LONG)) as answer,
@@ -73,7 +76,7 @@ async def test_a_stream_cut_after_its_first_byte_ends_with_an_error_event_and_wi
 
 async def test_the_official_client_raises_on_a_cut_stream(served: Served):
     await served.gateway("m")
-    doomed = await served.process(**SLOW)
+    doomed = await served.process(version="", **SLOW)
     stream = await served.openai().chat.completions.create(**chat(stream=True), extra_body=LONG)
     await anext(stream)
     doomed.kill()
@@ -114,7 +117,7 @@ async def test_an_engine_that_dies_before_the_first_byte_hands_its_requests_over
 
 async def test_an_engine_that_dies_after_the_first_byte_ends_its_streams_without_done(served: Served):
     await served.gateway("m")
-    doomed = await served.replica(**SLOW)
+    doomed = await served.replica(version="", **SLOW)
     async with (
         served.http() as http,
         http.stream("POST", "/v1/chat/completions", json=chat(stream=True, **LONG)) as answer,

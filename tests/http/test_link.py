@@ -127,7 +127,7 @@ async def test_a_draining_replica_finishes_its_stream_and_gets_nothing_new(serve
 
 async def test_draining_cuts_what_is_left_after_its_limit_and_counts_it(served: Served):
     await served.gateway("m")
-    leaving = await served.replica(step_base_ms=50)
+    leaving = await served.replica(version="", step_base_ms=50)
     async with (
         served.http() as http,
         http.stream("POST", "/v1/chat/completions", json=chat(stream=True, ignore_eos=True)) as answer,

@@ -143,7 +143,7 @@ async def test_a_multiplexed_connection_that_breaks_ends_its_streams_with_an_err
     served: Served,
 ):
     await served.gateway("m")
-    await served.replica(step_base_ms=5)
+    await served.replica(version="", step_base_ms=5)
     await until_multiplexed(served)
     pool = next(iter(served._gateway._links._pools.values()))
     async with served.http() as http:

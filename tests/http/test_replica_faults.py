@@ -252,7 +252,7 @@ async def test_silence_before_the_first_byte_costs_one_death_and_ends_streams_th
     monkeypatch.setattr(link, "SILENCE_S", 1.0)
     await served.gateway("m")
     options = {"node_id": "another", "network": True} if network else {}
-    hung = await served.process(step_base_ms=20, prefill_tokens_per_s=200, **options)
+    hung = await served.process(version="", step_base_ms=20, prefill_tokens_per_s=200, **options)
     seen = list(served.table)
     async with served.http() as http:
         for _ in range(kept):

@@ -56,6 +56,7 @@ HOUSES: dict[str, list[set[str]]] = {
         {"rows"},
         {"frontend"},
         {"core", "media", "tokenizing"},
+        {"continued"},
         {"capabilities"},
         {"arguments"},
     ],

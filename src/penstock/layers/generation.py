@@ -17,7 +17,7 @@ from penstock.engine import Delta, Engine, Logprob, Prompt
 from penstock.errors import BadRequest, Error
 from penstock.openai.asgi_response import Answer, send_answer, send_error
 from penstock.openai.errors import unreadable
-from penstock.request_context import prepared_prompt
+from penstock.request_context import prepared_prompt, record_tokens
 
 PATH = "/v1/generate"
 
@@ -143,6 +143,8 @@ class Generation:
         prompt = asked.engine_prompt() if ours is None else ours.take()
         request_id = asgi.header(scope, b"x-request-id").decode("latin-1")  # the gateway has set it
         answer = GenerateAnswer(f"gen-{request_id or uuid.uuid4().hex}")
+        if not asked.stream:
+            record_tokens.set(None)
         deltas = self._engine.generate(prompt, asked.sampling_params, request_id=answer.id)
         await send_answer(send, PATH, answer, deltas, stream=asked.stream)
 

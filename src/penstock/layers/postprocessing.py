@@ -21,7 +21,7 @@ from penstock.hooks import Context, Hook
 from penstock.layers.preprocessing import PATHS, context_of
 from penstock.openai.asgi_response import send_error
 from penstock.openai.errors import form
-from penstock.request_context import shortcut
+from penstock.request_context import record_tokens, shortcut
 
 _STREAM, _JSON = b"text/event-stream", b"application/json"
 _DATA = b"data: "
@@ -42,6 +42,7 @@ class Postprocessing:
         if scope["type"] != "http" or not _is_answer(scope):
             return await self._app(scope, receive, send)
         shortcut.set(None)  # else pieces of a stream would bypass the layer
+        record_tokens.set(None)  # the user's code might make other pieces of the same tokens
         answer = _Answer(send, self._hook, context_of(scope, self._config))
         running = asyncio.ensure_future(self._app(scope, receive, answer.send))
         try:

@@ -7,6 +7,7 @@ an engine parsed from it.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import uuid
 from collections.abc import Sequence
@@ -26,9 +27,12 @@ Item = dict[str, Any]
 Order = Literal["asc", "desc"]
 
 
-def new_id(keeper: str) -> str:
-    """An id nobody can guess. keeper: a replica's id, or "" where there is one process only."""
-    return f"resp_{keeper}_{uuid.uuid4().hex}" if keeper else f"resp_{uuid.uuid4().hex}"
+def new_id(keeper: str, seed: str = "") -> str:
+    """An id nobody can guess. keeper: a replica's id, or "" where there is one process only. seed: random,
+    for the same id wherever the response is continued.
+    """
+    unique = hashlib.sha256(seed.encode()).hexdigest()[:32] if seed else uuid.uuid4().hex
+    return f"resp_{keeper}_{unique}" if keeper else f"resp_{unique}"
 
 
 def item_number(response_id: str, number: int | str) -> str:

@@ -69,13 +69,13 @@ class ReplicaConnection(asyncio.Protocol):
 
     # -- for the relay
 
-    def request(self, head: bytes, body: bytes | bytearray = b"") -> None:
-        """Sends a request; the previous one must have finished."""
+    def request(self, head: bytes, *body: bytes | bytearray) -> None:
+        """Sends a request, its body in parts; the previous one must have finished."""
         self._headers, self._head = [], None
         self.finished = False
         self._multiplexed = self._stream_ended = self._message_ended = False
         self.exchanges += 1
-        self._transport.writelines([head, body] if body else [head])
+        self._transport.writelines([head, *filter(None, body)])
 
     async def head(self) -> Head:
         """The response's status and headers."""
@@ -87,7 +87,7 @@ class ReplicaConnection(asyncio.Protocol):
         """All body bytes that have arrived, at least one; nothing when the response has ended."""
         while not self._pieces and not self.finished:
             await self._event()
-        piece = self._unread()
+        piece = self.unread()
         self.resume()
         return piece
 
@@ -133,6 +133,11 @@ class ReplicaConnection(asyncio.Protocol):
     def exhausted(self) -> bool:
         """Whether the response has ended and all of it was read."""
         return self.finished and not self._pieces
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of a multiplexed body has come, also where its own connection has not ended yet."""
+        return self._stream_ended
 
     @property
     def reusable(self) -> bool:
@@ -213,14 +218,15 @@ class ReplicaConnection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _unread(self) -> bytes:
+    def unread(self) -> bytes:
+        """Body bytes that have arrived and were not read."""
         pieces, self._pieces = self._pieces, []
         self._unread_bytes = 0
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _flush(self) -> None:
         assert self._sink is not None
-        if self._sink(self._unread()):
+        if self._sink(self.unread()):
             self.resume()
         elif self._multiplexed:
             self._hold_stream()

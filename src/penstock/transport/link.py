@@ -35,7 +35,8 @@ ALIASES = b"x-penstock-aliases"  # on the request for a link: the model's, each 
 TIER = tiers.HEADER.encode()  # on a request: its class of work; absent for `default`
 RETRY = b"x-penstock-retry"  # on a response: another replica may take the request, which was ...
 UNTOUCHED = b"untouched"  # refused before the engine saw it, or
-INTERRUPTED = b"interrupted"  # being worked on when the engine died
+INTERRUPTED = b"interrupted"  # being worked on when the engine died, or
+REFUSED = b"refused"  # the continuation of a stream that this one cannot continue
 CHUNKED = (b"transfer-encoding", b"chunked")
 WEIGHTS = b"penstock-weights"  # on a response, for clients: the version of updated weights
 
@@ -59,7 +60,8 @@ class LoadReport(msgspec.Struct, frozen=True, tag="report"):
     waiting_tokens: of prompts not yet prefilled, those that the engine has not been called for included.
     elsewhere: open requests from other gateways than the one that receives this. batch_limit: batch requests
     that may run in it, None where nothing limits them. Of them batch_running run, batch_waiting wait for that
-    in the replica, and batch_requeued were aborted for online ones so far.
+    in the replica, and batch_requeued were aborted for online ones so far. serves: stands for the model, its
+    weights and what else tokens follow from beside the request; "" where streams cannot be continued.
     """
 
     state: State = "ready"
@@ -72,12 +74,18 @@ class LoadReport(msgspec.Struct, frozen=True, tag="report"):
     batch_running: int = 0
     batch_waiting: int = 0
     batch_requeued: int = 0
+    serves: str = ""
 
 
 class AdapterReport(msgspec.Struct, frozen=True, tag="adapters"):
     """All loaded adapters. Sent after the hello, by replicas that take adapters, and at each change."""
 
     loaded: tuple[str, ...] = ()
+
+
+def turned_away(state: bytes) -> list[tuple[bytes, bytes]]:
+    """Header fields of a response after which another replica may be asked."""
+    return [(RETRY, state), (b"connection", b"close")]
 
 
 Message = Hello | LoadReport | AdapterReport

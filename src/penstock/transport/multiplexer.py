@@ -3,8 +3,8 @@
 An engine's step makes a piece for every stream at once. On separate connections each piece costs a write and
 a read; multiplexed they leave in one write. A stream's request, its head and its end stay on a connection of
 its own, so that they mean what they always mean. Frames go one way; lines that stop or continue a slow
-client's stream go the other. `serve.replica.frontend.listener` uses the replica's side, `fleet.links` the
-gateway's.
+client's stream go the other. Beside its pieces a frame carries what a stream's engine recorded, see
+`continuation`. `serve.replica.frontend.listener` uses the replica's side, `fleet.links` the gateway's.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ import struct
 
 from penstock.asgi import Receive, Send
 from penstock.request_context import EventFrame
-from penstock.transport import link
+from penstock.transport import continuation, link
 from penstock.transport.connection import STREAM, ReplicaConnection
+from penstock.transport.continuation import Group, StreamRecord
 
 log = logging.getLogger(__name__)
 
-PATH = "/_penstock/trunk"
+PATH = "/_penstock/trunk2"  # the number changes with the frames
 
-_FRAME = struct.Struct("<QI")  # stream id; twice the length of the piece, plus 1 for the last one
+_FRAME = struct.Struct("<QIIII")
+"""Stream id; twice the length of the pieces, plus 1 for the last one; how many pieces; how many groups were
+recorded, and their length. The groups follow, then the pieces.
+"""
 _STOP, _GO = b"stop", b"go"
 _MOST_WAITING_BYTES = 256 * 1024  # not sent to a gateway yet; above it all its streams wait
 
@@ -34,20 +38,24 @@ class StreamSender:
     def __init__(self) -> None:
         self._frames: list[bytes] = []
         self._texts: dict[int, list[bytes]] = {}  # by stream: an event's head, its texts, its tail
+        self._records: dict[int, list[Group | None]] = {}
         self._waiting_bytes = 0
         self._pending = asyncio.Event()
         self._sent = asyncio.Event()
         self._writable: dict[int, asyncio.Event] = {}
         self.closed = False
 
-    def open(self, stream: int) -> None:
-        """A stream's pieces will be sent here."""
+    def open(self, stream: int, recorded: list[Group | None] | None = None) -> None:
+        """A stream's pieces will be sent here, with what is in `recorded` by then, which empties it."""
+        if recorded is not None:
+            self._records[stream] = recorded
         self._writable[stream] = asyncio.Event()
         self._writable[stream].set()
 
     def end(self, stream: int) -> None:
         """No more pieces of this stream."""
         self._writable.pop(stream, None)
+        self._records.pop(stream, None)
 
     def push(self, stream: int, piece: bytes, last: bool = False) -> bool:
         """Sends it with all others of this iteration of the loop. False when the next one must await `room`.
@@ -57,8 +65,9 @@ class StreamSender:
         if self.closed:
             return True
         if stream in self._texts:
-            self._add(stream, self._texts.pop(stream))
-        self._frames += (_FRAME.pack(stream, len(piece) << 1 | last), piece)
+            self._add_texts(stream, self._texts.pop(stream))
+        self._add(stream, len(piece) << 1 | last, 1)
+        self._frames.append(piece)
         return self._pushed(stream, len(piece))
 
     def push_text(self, stream: int, frame: EventFrame, text: bytes) -> bool:
@@ -77,14 +86,24 @@ class StreamSender:
         self._pending.set()
         return self._waiting_bytes <= _MOST_WAITING_BYTES and self._writable[stream].is_set()
 
-    def _add(self, stream: int, pieces: list[bytes]) -> None:
-        self._frames.append(_FRAME.pack(stream, sum(map(len, pieces)) << 1))
+    def _add_texts(self, stream: int, pieces: list[bytes]) -> None:
+        self._add(stream, sum(map(len, pieces)) << 1, len(pieces) - 2)
         self._frames += pieces
+
+    def _add(self, stream: int, size: int, pieces: int) -> None:
+        """The head of a frame, and what was recorded."""
+        recorded = self._records.get(stream)
+        if not recorded:
+            self._frames.append(_FRAME.pack(stream, size, pieces, 0, 0))
+            return
+        groups, data = continuation.encode(recorded)
+        recorded.clear()
+        self._frames += (_FRAME.pack(stream, size, pieces, groups, len(data)), data)
 
     def _take(self) -> bytes:
         """Everything that waits. The order counts within a stream alone."""
         for stream, pieces in self._texts.items():
-            self._add(stream, pieces)
+            self._add_texts(stream, pieces)
         frames, self._frames, self._texts = self._frames, [], {}
         return b"".join(frames)
 
@@ -137,21 +156,26 @@ class StreamReceiver:
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._streams: dict[int, ReplicaConnection] = {}
+        self._records: dict[int, StreamRecord] = {}
         self._carrier: ReplicaConnection | None = None
         self._closing = False
 
-    def attach(self, connection: ReplicaConnection) -> bytes:
-        """The header line for the next request on `connection`; empty while nothing is multiplexed."""
+    def attach(self, connection: ReplicaConnection, record: StreamRecord) -> bytes:
+        """The header line for the next request on `connection`; empty while nothing is multiplexed.
+
+        record: counts the pieces that come for it, and keeps what was recorded.
+        """
         if self._carrier is None or self._closing:
             return b""
         number = next(self._numbers)
-        self._streams[number] = connection
+        self._streams[number], self._records[number] = connection, record
         connection.attach(number, self._hold)
         return b"%b: %d\r\n" % (STREAM, number)
 
     def detach(self, connection: ReplicaConnection) -> None:
-        """Its exchange has ended; later pieces are dropped."""
+        """Its exchange has ended, or goes on elsewhere; later pieces are dropped."""
         self._streams.pop(connection.stream_id, None)
+        self._records.pop(connection.stream_id, None)
         if self._closing:
             self.close()
 
@@ -180,21 +204,24 @@ class StreamReceiver:
             raise ConnectionResetError("the replica ended the multiplexed connection")
         finally:
             self._carrier = None
-            streams, self._streams = self._streams, {}
+            streams, self._streams, self._records = self._streams, {}, {}
             for connection in streams.values():
                 connection.detach()
 
     def _demultiplex(self, frames: bytes) -> bytes:
         """Passes its pieces to each stream, those that came together at once; returns an incomplete frame."""
-        at, size, head_bytes = 0, len(frames), _FRAME.size
+        at, size, head_bytes, records = 0, len(frames), _FRAME.size, self._records
         pieces: dict[int, list[bytes]] = {}
         ended: set[int] = set()
         while at + head_bytes <= size:
-            number, length = _FRAME.unpack_from(frames, at)
-            begin, end = at + head_bytes, at + head_bytes + (length >> 1)
+            number, length, count, groups, recorded = _FRAME.unpack_from(frames, at)
+            begin = at + head_bytes + recorded
+            end = begin + (length >> 1)
             if end > size:
                 break
-            pieces.setdefault(number, []).append(frames[begin:end])
+            if number in records:
+                records[number].add(count, groups, frames[begin - recorded : begin])
+                pieces.setdefault(number, []).append(frames[begin:end])
             if length & 1:
                 ended.add(number)
             at = end
@@ -204,6 +231,7 @@ class StreamReceiver:
                     connection.feed(some[0] if len(some) == 1 else b"".join(some), number in ended)
                 except Exception as error:  # of one client: the streams of all others go on
                     log.exception("A client's stream failed.")
+                    self._records[number].lose("client")
                     connection.fail(repr(error))
         return frames[at:]
 

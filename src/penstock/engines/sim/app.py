@@ -33,7 +33,7 @@ from penstock.engines.sim.responses import ResponseAnswer, SimResponse
 from penstock.engines.sim.scheduler import Counts
 from penstock.errors import BadRequest, Error, MethodNotAllowed, ModelNotFound, NotFound
 from penstock.openai.asgi_response import send_answer, send_body, send_error, send_json
-from penstock.request_context import prepared_prompt, using_adapter
+from penstock.request_context import prepared_prompt, record_tokens, using_adapter
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +141,8 @@ class App:
         request_id = call.headers.get(b"x-request-id", b"").decode("latin-1") or uuid.uuid4().hex
         model, options = request.model or self._engine.model_id, self._engine.options
         answer = answers(request, chat, request_id, model, len(wire.each(asked)), options)
+        if not request.stream:
+            record_tokens.set(None)
         deltas = self._engine.generate(asked, chat.sampling(), request_id=request_id, adapter=adapter)
         await send_answer(call.send, call.path, answer, deltas, stream=bool(request.stream))
 

@@ -33,10 +33,14 @@ from penstock.errors import (
     PromptTooLong,
     Unavailable,
 )
-from penstock.request_context import using_adapter
+from penstock.request_context import ChoiceTokens, record_tokens, tokens_before, using_adapter
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
+
+
+def no_record(group: object) -> None:
+    """Nobody could continue the answer."""
 
 
 class SimEngine(EngineControl):
@@ -98,7 +102,7 @@ class SimEngine(EngineControl):
         request_id: str | None = None,
         adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """Of a dict with `prompts`: `n` outputs of each in turn."""
+        """Of a dict with `prompts`: `n` outputs of each in turn. `tokens_before` come again first."""
         adapter, obeyed = await self._admitted(adapter), wire.sampling(params)
         forms = tools.forms(obeyed.structured_outputs)
         asked: list[tuple[Sequence[int], PlannedReply]] = []
@@ -107,13 +111,19 @@ class SimEngine(EngineControl):
             room = min(obeyed.max_tokens or self.options.max_model_len, self._room(tokens.token_ids))
             stops = obeyed.stops(), bool(obeyed.ignore_eos), bool(obeyed.include_stop_str_in_output)
             asked += [(tokens.token_ids, plan(said, room, *stops))] * (obeyed.n or 1)
-        limit = self.options.fail_after_tokens
-        made = 0
-        async with aclosing(self._scheduler.stream(asked, adapter)) as deltas:
+        limit, record = self.options.fail_after_tokens, record_tokens.get() or no_record
+        before = [one for group in tokens_before.get() for one in group]
+        record(())
+        made, begun = 0, {one.choice for one in before}
+        async with aclosing(self._scheduler.stream(asked, adapter, before)) as deltas:
             async for delta in deltas:
                 if made == limit:
                     raise Error("The simulated engine failed, as its option fail_after_tokens told it to.")
                 made += 1
+                if made > len(before):
+                    cached = () if delta.index in begun else (delta.cached_tokens,)
+                    begun.add(delta.index)
+                    record((ChoiceTokens(delta.token_ids, delta.index, delta.finish_reason, None, cached),))
                 yield delta
 
     async def pool(self, prompts: Sequence[Sequence[int]], adapter: str | None) -> None:

@@ -14,6 +14,7 @@ from penstock.engines.sim import wire
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.tools import Function
 from penstock.openai import asgi_response
+from penstock.request_context import created, id_seed
 
 Fields = dict[str, Any]
 R = TypeVar("R")
@@ -41,11 +42,11 @@ class SimAnswer(asgi_response.Answer[Delta], Generic[R]):
         self.request = request
         self.function = chat.called()
         self.id = id
-        self.call_id = f"call_{uuid.uuid4().hex}"
+        self.call_id = f"call_{id_seed.get() or uuid.uuid4().hex}"
         self.model = model
         self.outputs = [SimOutput() for _ in range(prompts * (chat.n or 1))]
         self.options = options
-        self.created = int(time.time())
+        self.created = created.get() or int(time.time())
         self._prompts = prompts
         self._begun = False
 

@@ -16,7 +16,7 @@ from penstock.engines.sim.cache import Chain
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.reply import PlannedReply
 from penstock.errors import Conflict, EngineDead, Error
-from penstock.request_context import report_timings, tier
+from penstock.request_context import ChoiceTokens, report_timings, tier
 from penstock.tiers import ENGINE_PRIORITY
 
 
@@ -104,10 +104,13 @@ class Scheduler:
         self.counts = Counts(cache=self._batch.cache_counts)
 
     async def stream(
-        self, asked: Sequence[tuple[Sequence[int], PlannedReply]], adapter: str | None = None
+        self,
+        asked: Sequence[tuple[Sequence[int], PlannedReply]],
+        adapter: str | None = None,
+        before: Sequence[ChoiceTokens] = (),
     ) -> AsyncGenerator[Delta, None]:
         """Deltas of one request when they are due, with an output per prompt and reply; closing it frees its
-        slots.
+        slots. before: of the same request elsewhere; these come first, and are computed with the prompt.
         """
         deltas: asyncio.Queue[Delta | Error] = asyncio.Queue()
         arrival, priority = self._clock.now(), ENGINE_PRIORITY[tier.get()]
@@ -117,9 +120,16 @@ class Scheduler:
             )
             for index, (prompt, reply) in enumerate(asked)
         ]
+        for one in before:
+            output = outputs[one.choice]
+            output.made += 1
+            output.preempted = True  # what was cached is known
+            output.cached_tokens = next(iter(one.cached_tokens), output.cached_tokens)
+            deltas.put_nowait(_delta(output))
         for output in outputs:
-            self._streams[output] = deltas
-            self._batch.submit(output)
+            if output.made < output.reply.tokens:
+                self._streams[output] = deltas
+                self._batch.submit(output)
         report_timings(outputs[0].spent)
         self._arrived.set()
         unfinished = len(outputs)
@@ -146,16 +156,21 @@ class Scheduler:
             self._batch.remove(output)
 
     def _deliver(self, output: Output) -> None:
-        reply = output.reply
-        at = (output.made - 1) % (len(reply.token_ids) or 1)
-        finish = reply.finish_reason if output.made == reply.tokens else None
-        token_ids = tuple(reply.token_ids[at : at + 1])
-        counts = output.prompt_tokens, output.cached_tokens
-        delta = Delta("".join(reply.pieces[at : at + 1]), token_ids, output.index, finish, *counts)
+        delta = _delta(output)
         self._streams[output].put_nowait(delta)
-        self.counts.made_tokens += len(token_ids)
+        self.counts.made_tokens += len(delta.token_ids)
         if output.made == 1:
             self.counts.prompt_tokens += output.prompt_tokens
-        if finish:
+        if delta.finish_reason:
             self.counts.finished += 1
             del self._streams[output]
+
+
+def _delta(output: Output) -> Delta:
+    """Of the token that it made last."""
+    reply = output.reply
+    at = (output.made - 1) % (len(reply.token_ids) or 1)
+    finish = reply.finish_reason if output.made == reply.tokens else None
+    counts = output.prompt_tokens, output.cached_tokens
+    text, token_ids = "".join(reply.pieces[at : at + 1]), tuple(reply.token_ids[at : at + 1])
+    return Delta(text, token_ids, output.index, finish, *counts)

@@ -5,6 +5,7 @@ of its own: it imports while the front-end imports, and never outlives its owner
 
 `engine` is the adapter; `control`, `adapters`, `deltas`, `endpoints`, `errors` belong to it.
 `capabilities/` decides what fits the installed version, `arguments/` checks engine arguments, `core/` is the
-engine core's process, `frontend/` the OpenAI app, `rows/` a shorter way for rows of batches, `tokenizing/`
-bounds texts and orders them, and `media/` fetches pictures, videos and sounds.
+engine core's process, `frontend/` the OpenAI app, `continued/` goes on with streams of other engines, `rows/`
+is a shorter way for rows of batches, `tokenizing/` bounds texts and orders them, and `media/` fetches
+pictures, videos and sounds.
 """

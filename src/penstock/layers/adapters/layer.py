@@ -14,7 +14,7 @@ from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.errors import Error
 from penstock.layers.adapters.store import Store
 from penstock.openai.asgi_response import send_error
-from penstock.request_context import using_adapter
+from penstock.request_context import adapter_stamp, using_adapter
 from penstock.transport.link import ADAPTER
 
 
@@ -42,6 +42,7 @@ class Layer:
                 return await send_error(send, error, scope["path"])
             except asgi.ClientGone:
                 return None
+            adapter_stamp.set(self._store.stamp(name, key))
             before = using_adapter.set(key)
             try:
                 await self._app(scope, receive, send)

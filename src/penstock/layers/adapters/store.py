@@ -108,6 +108,11 @@ class Store:
         version = self._current.get(name)
         return version is not None and version.in_engine
 
+    def stamp(self, name: str, key: str) -> str | None:
+        """Of the version that the engine knows as `key`; None once a newer one is in its place."""
+        version = self._current.get(name)
+        return version.stamp if version is not None and version.key == key else None
+
     # -- for operators
 
     async def load_adapter(self, name: str, pin: bool = False) -> None:

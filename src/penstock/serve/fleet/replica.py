@@ -26,7 +26,8 @@ class Replica:
     waiting_tokens: of prompts that are there and not yet prefilled, as last reported; sent_tokens: of prompts
     sent since.
     kv_tokens: size of its KV cache, once it has reported it. batch_limit: batch requests that may run there,
-    None for all; batch: those that run or wait there, as last reported, corrected as `busy` is.
+    None for all; batch: those that run or wait there, as last reported, corrected as `busy` is. serves: as in
+    `LoadReport`.
     """
 
     model_id: str
@@ -44,6 +45,7 @@ class Replica:
     batch_limit: int | None = None
     batch: int = 0
     batch_requeued: int = 0
+    serves: str = ""
     counted: tuple[int, int] = (0, 0)
     """What this one contributes to the candidates' sums `busy` and `elsewhere`."""
 
@@ -82,18 +84,28 @@ class Lease:
 class Tried:
     """Replicas that failed one request. One may be tried again after its next report: a dead one sends none,
     and one that was too busy to accept a connection does.
+
+    serves: once its stream has begun, what a replica must serve to continue it; others count as tried.
     """
 
-    __slots__ = ("_reports",)
+    __slots__ = ("_refused", "_reports", "serves")
 
     def __init__(self) -> None:
         self._reports: dict[Replica, int] = {}
+        self._refused: set[Replica] = set()
+        self.serves = ""
 
-    def add(self, replica: Replica) -> None:
+    def add(self, replica: Replica, refused: bool = False) -> None:
+        """refused: it is not tried again."""
         self._reports[replica] = replica.reports
+        if refused:
+            self._refused.add(replica)
 
     def __contains__(self, replica: object) -> bool:
-        return isinstance(replica, Replica) and self._reports.get(replica) == replica.reports
+        if not isinstance(replica, Replica):
+            return False
+        others = replica in self._refused or bool(self.serves and replica.serves != self.serves)
+        return others or self._reports.get(replica) == replica.reports
 
     def __len__(self) -> int:
         return len(self._reports)

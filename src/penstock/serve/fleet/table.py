@@ -102,6 +102,7 @@ class Table:
         replica.batch_limit = report.batch_limit
         replica.batch = report.batch_running + report.batch_waiting
         replica.batch_requeued = report.batch_requeued
+        replica.serves = report.serves
         replica.reports += 1
         self._set_state(replica, report.state)
         self._reported(replica)

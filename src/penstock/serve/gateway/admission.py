@@ -102,20 +102,25 @@ class AdmissionQueue:
         Unavailable when no replica became ready in time.
         """
         times.begin(PICK)
-        if tried or only or not self._ahead(tier):
-            candidates = self._table.candidates(self._model.id, tried, batch=tier == FLEX)
-            if only is not None:
-                pick = Pick(only, "kept") if only in candidates else None
-            else:
-                pick = self._policy.pick(asked, candidates, asyncio.get_running_loop().time())
-            if pick is not None:
-                return self._lease(asked, pick, tier)
+        if (tried or only or not self._ahead(tier)) and (lease := self.at_once(asked, tried, tier, only)):
+            return lease
         if not patient and all(replica in tried for replica in self._table.ready(self._model.id)):
             raise self._unavailable()
         if not tried or not (self._wait_s or self._model.max_queued_requests):
             self._make_room(tier, only)
         times.begin(QUEUE)
         return await self._wait(asked, tried, only, tier)
+
+    def at_once(
+        self, asked: RoutingRequest, tried: Tried, tier: Tier, only: Replica | None = None
+    ) -> Lease | None:
+        """A slot of a replica that has room now, before all that wait. Arguments: as for `acquire`."""
+        candidates = self._table.candidates(self._model.id, tried, batch=tier == FLEX)
+        if only is not None:
+            pick = Pick(only, "kept") if only in candidates else None
+        else:
+            pick = self._policy.pick(asked, candidates, asyncio.get_running_loop().time())
+        return self._lease(asked, pick, tier) if pick is not None else None
 
     def release(self, lease: Lease) -> None:
         """The request has ended; the next one in the queue may go."""

@@ -236,7 +236,6 @@ class Gateway:
             reply.last = deque(maxlen=3)  # of a stream: its usage, an end of its protocol's, `[DONE]`
         request.timing.begin(timing.RECEIVE)
         content = RequestBody(self._bodies)
-        reply.begun = content.drop
         try:
             await content.read(request.receive, request.content_length, self._config.max_body_bytes)
             request.timing.begin(timing.GATEWAY)
@@ -263,7 +262,7 @@ class Gateway:
         if keeper is not None and keeper.model_id != model.id:
             raise stored_responses.lost()
         request.metrics = self._dispatch.metrics.model(model.id).on(route.path)
-        reply.gaps = request.metrics.inter_token
+        reply.gaps, reply.pauses = request.metrics.inter_token, request.metrics.pause
         tier = self._tier(request, content)
         if content.fields.model == "":
             content.name_model(model.id)  # engines know no empty name

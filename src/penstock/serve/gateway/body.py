@@ -1,7 +1,8 @@
 """A request's body: read within limits, and scanned just enough to find the model.
 
 The body goes to the replica byte for byte once it is complete: `model` may come last, and does with OpenAI's
-own client. It is held until the response has begun, in case another replica must take over.
+own client. It is held until the response has begun, in case another replica must take over; of a stream that
+another one could continue, to the end.
 """
 
 from __future__ import annotations
@@ -75,8 +76,9 @@ class NoRoom(Overloaded):
 class BodyBudget:
     """Memory for the bodies of all open requests of one gateway. Units: bytes.
 
-    An incomplete body without progress for `_SLOW_S` gives up its share to others. So does the largest of the
-    bodies that wait for a replica of the model whose bodies take most, for one of at most half its size.
+    A body that is only held in case its stream breaks gives up its share to others, the oldest first. So does
+    an incomplete one without progress for `_SLOW_S`, and the largest of the bodies that wait for a replica of
+    the model whose bodies take most, for one of at most half its size.
     """
 
     def __init__(self, limit: int) -> None:
@@ -86,9 +88,13 @@ class BodyBudget:
         """Incomplete ones: when each last made progress, oldest first."""
         self.waiting: dict[RequestBody, str] = {}
         """Complete ones that wait for a replica, and the model that it is of."""
+        self.spare: OrderedDict[RequestBody, None] = OrderedDict()
+        """Those of streams that have begun."""
 
     def take(self, size: int, body: RequestBody) -> None:
         """Reserves `size` more for `body`. Raises: Overloaded when that does not fit."""
+        while self.used + size > self.limit and self.spare:
+            next(iter(self.spare)).drop()
         while self.used + size > self.limit:
             slowest = next(iter(self.coming), None)
             if slowest in (None, body) or time.monotonic() - self.coming[slowest] < _SLOW_S:
@@ -196,6 +202,14 @@ class RequestBody:
             self.content = bytearray(piece) if more else piece
         return more
 
+    def spare(self) -> None:
+        """From now on others may have its memory: it is dropped then."""
+        self._budget.spare[self] = None
+
+    def need(self) -> None:
+        """Takes `spare` back."""
+        self._budget.spare.pop(self, None)
+
     def give_up(self) -> None:
         """Ends the request while it waits: its memory is needed for others."""
         self.drop()
@@ -253,6 +267,7 @@ class RequestBody:
         """Releases the memory, and the fields, which are views of it. Safe to call twice."""
         self.content, self.fields = b"", Fields()
         self._budget.coming.pop(self, None)
+        self.need()
         self._budget.used -= self.taken
         self.taken = 0
 

@@ -1,4 +1,4 @@
-"""Dispatches one request to a replica, and to another one when that fails before its first byte.
+"""Dispatches one request to a replica, and to another one when that fails.
 
 Stands between the gateway, which has resolved the model, and the relay. Holds the admission queues.
 """
@@ -21,12 +21,13 @@ from penstock.config.derive import names
 from penstock.errors import EngineDead, Overloaded, Unavailable
 from penstock.metrics import GatewayFigures, GatewayMetrics
 from penstock.serve.fleet.links import ReplicaLinks
-from penstock.serve.fleet.replica import Replica, Tried
+from penstock.serve.fleet.replica import Lease, Replica
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import relay, stored_responses
 from penstock.serve.gateway.admission import AdmissionQueue
 from penstock.serve.gateway.body import Fields, NoRoom, RequestBody
 from penstock.serve.gateway.catalogue import ServedModel
+from penstock.serve.gateway.relay import OpenStream, OpenStreams
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.routing_features import FeatureReader
 from penstock.serve.gateway.telemetry import timing
@@ -36,14 +37,11 @@ from penstock.serve.routing.policy import RoutingRequest
 from penstock.tiers import DEFAULT, FLEX, Tier
 from penstock.transport import headers
 from penstock.transport.connection import Headers
+from penstock.transport.continuation import CONTINUE, RecordBudget, StreamRecord
 
 log = logging.getLogger(__name__)
 
 _WAKE_AGAIN_S = 1.0
-
-_MOST_DEATHS = 2
-"""Crashes after which a request gives up: beyond this, the request itself is the likely cause."""
-
 
 _LEAVING = ("draining", "gone")
 """States of a replica that is being stopped, which ends its requests without being their fault."""
@@ -98,6 +96,8 @@ class Dispatch:
         self._routers = routers
         self._wake = wake
         self._waking: dict[str, asyncio.Task[None]] = {}
+        self._streams = OpenStreams()
+        self._records = RecordBudget()
         policies = {model.id: policy(model.routing_policy, model.policy_options) for model in models}
         self._readers = {model.id: FeatureReader(model, policies[model.id], table) for model in models}
         self._queues = {
@@ -114,8 +114,10 @@ class Dispatch:
 
     def offer(self, replica: Replica) -> None:
         """Called for each report of a replica: it may have room for a queued request."""
-        if replica.model_id in self._queues:
-            self._queues[replica.model_id].offer(replica)
+        if (queue := self._queues.get(replica.model_id)) is not None:
+            queue.offer(replica)
+            if replica.state == "draining":
+                self._streams.move(replica, queue)
 
     def drain(self) -> None:
         """No request waits for a replica any more."""
@@ -139,7 +141,7 @@ class Dispatch:
             try:
                 return await self._answer(current, request, reply, patient)
             except (Overloaded, Unavailable, relay.EngineFailed) as error:
-                if isinstance(error, EngineDead | NoRoom):
+                if isinstance(error, EngineDead | NoRoom) or reply.started:
                     raise
                 log.info("request %s for %s goes to %s: %s", request.id, model_id, other, error)
             self.metrics.fallbacks.labels(model_id, other).inc()
@@ -173,47 +175,67 @@ class Dispatch:
         asked: RoutingRequest,
         patient: bool,
     ) -> None:
-        queue, tried, deaths = self._queues[model_id], Tried(), 0
-        while True:
-            waiting = queue.acquire(asked, tried, reply.timing, request.keeper, patient, request.tier)
-            lease = await request.body.while_waiting(model_id, waiting)
-            replica = lease.replica
-            reply.timing.begin(timing.GATEWAY)
-            try:
-                return await self._ask(replica, request, reply)
-            except relay.ReplicaFailed as failed:
-                deaths += failed.worked and replica.state not in _LEAVING
-                self._give_up(failed, reply, deaths)
-                if request.keeper is not None and replica.state == "gone":
-                    raise stored_responses.lost() from failed
-                reply.timing.failed()
-                log.info("replica %s of %s failed a request that goes on: %s", replica.id, model_id, failed)
-            finally:
-                queue.release(lease)
-            tried.add(replica)
-            self.metrics.failovers.labels(model_id).inc()
+        queue, record, is_stored = self._queues[model_id], StreamRecord(self._records), bool(request.keeper)
+        stream = OpenStream(request.id, model_id, request.body, reply, record, self.metrics, is_stored)
+        try:
+            while True:
+                lease = stream.lease or await self._lease(queue, request, stream, asked, patient)
+                stream.lease, replica = None, lease.replica
+                reply.timing.begin(timing.GATEWAY)
+                self._streams.add(replica, stream, asked, request.tier)
+                try:
+                    return await self._ask(replica, request, stream)
+                except relay.ReplicaFailed as failed:
+                    died = failed.worked and replica.state not in _LEAVING
+                    stream.fail(replica, failed, died=died, refused=failed.refused)
+                    if request.keeper is not None and replica.state == "gone":
+                        raise stored_responses.lost() from failed
+                    log.info(
+                        "replica %s of %s failed a request that goes on: %s", replica.id, model_id, failed
+                    )
+                finally:
+                    self._streams.discard(replica, stream)
+                    queue.release(lease)
+                if not reply.started:
+                    reply.timing.failed()
+                    self.metrics.failovers.labels(model_id).inc()
+        finally:
+            record.close()
+            if stream.lease is not None:
+                queue.release(stream.lease)
 
-    async def _ask(self, replica: Replica, request: UpstreamRequest, reply: ClientResponse) -> None:
+    async def _lease(
+        self,
+        queue: AdmissionQueue,
+        request: UpstreamRequest,
+        stream: OpenStream,
+        asked: RoutingRequest,
+        patient: bool,
+    ) -> Lease:
+        tried, reply = stream.tried, stream.reply
+        ready = self._table.ready(stream.model_id) if reply.started else ()
+        if any(replica.serves != tried.serves for replica in ready):
+            patient = False  # the model has been replaced, or is about to be
+        waiting = queue.acquire(asked, tried, reply.timing, request.keeper, patient, request.tier)
+        try:
+            return await request.body.while_waiting(stream.model_id, waiting)
+        except (Overloaded, Unavailable) as error:
+            if not reply.started:
+                raise
+            raise stream.end("no replica", error) from error
+
+    async def _ask(self, replica: Replica, request: UpstreamRequest, stream: OpenStream) -> None:
         pool = self._links.pool(replica)
         if pool is None:
             raise relay.ReplicaFailed("has left", worked=False)
         secret = replica.address.secret
         own = headers.own(secret, self._gateway_id, request.id, request.adapter, request.tier)
         size = len(request.body.content)
+        if stream.reply.started:
+            own.append((CONTINUE, stream.record.to_header()))
+            size += len(stream.record.data)
         head = headers.to_replica(request.method, request.target, request.headers, own, size)
-        await relay.ask(pool, head, request.body, reply)
-
-    def _give_up(self, failed: relay.ReplicaFailed, reply: ClientResponse, deaths: int) -> None:
-        if reply.started:
-            raise EngineDead(
-                "The replica that was answering has failed; the answer is incomplete. Send the request again."
-            ) from failed
-        if deaths >= _MOST_DEATHS:
-            raise EngineDead(
-                f"{deaths} replicas failed while they worked on this request; it is not tried again. Do not "
-                "send it again: it may be what ends them.",
-                should_retry="false",
-            ) from failed
+        await relay.ask(pool, head, stream)
 
     def idle_s(self) -> dict[str, float]:
         """Seconds since the last request for each model that has had one."""
@@ -264,6 +286,7 @@ class Dispatch:
             ):
                 gauge.labels(model_id).set(value)
             metrics.failovers.labels(model_id)  # shown as 0 before the first
+            metrics.streams_continued.labels(model_id)
             for other in self._fallbacks[model_id]:
                 metrics.fallbacks.labels(model_id, other)
             if self._models[model_id].adapter_slots:

@@ -1,19 +1,35 @@
 """Relays a replica's response to the client; per piece, it only moves bytes.
 
 For the client the response begins with its first body byte, not with its headers: until then another replica
-can still take over. A stream is relayed in whole events, so that it can be ended properly when it breaks off.
+can still take over. A stream is relayed in whole events, so that it can be ended properly when it breaks off,
+and some go on at another replica then: `OpenStream` is what is kept for that.
 """
 
 from __future__ import annotations
 
-from penstock.errors import Error, OwnCodeFailed
+import logging
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from penstock.errors import EngineDead, Error, OwnCodeFailed
+from penstock.metrics import GatewayMetrics
+from penstock.serve.fleet.replica import Lease, Replica, Tried
+from penstock.serve.gateway.admission import AdmissionQueue
 from penstock.serve.gateway.body import RequestBody
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.telemetry import timing
+from penstock.serve.routing.policy import RoutingRequest
+from penstock.tiers import Tier
 from penstock.transport import link
-from penstock.transport.connection import ReplicaConnection
+from penstock.transport.connection import Head, ReplicaConnection
+from penstock.transport.continuation import RESUMABLE, StreamRecord
 from penstock.transport.headers import to_client
 from penstock.transport.pool import Pool
+
+log = logging.getLogger(__name__)
+
+MOST_DEATHS = 2
+"""Crashes after which a request gives up: beyond this, the request itself is the likely cause."""
 
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _MOST_HELD_BYTES = 1 << 20
@@ -27,86 +43,20 @@ _OWN_CODE = f'"code":"{OwnCodeFailed.code}"'.encode()
 
 
 class ReplicaFailed(Exception):
-    """The replica did not finish its response. worked: it may have started on the request."""
+    """The replica did not finish its response. worked: it may have started on the request. refused: it cannot
+    continue this stream.
+    """
 
-    def __init__(self, reason: str, worked: bool) -> None:
+    def __init__(self, reason: str, worked: bool, refused: bool = False) -> None:
         super().__init__(reason)
         self.worked = worked
+        self.refused = refused
 
 
 class EngineFailed(Error):
     """The engine answered 500, or that it cannot now and another model may. The message is for clients, its
     cause for the log.
     """
-
-
-async def ask(pool: Pool, head: bytes, body: RequestBody, reply: ClientResponse) -> None:
-    """Sends a request to the pool's replica and relays its response. Leaving early aborts the request there.
-
-    Raises: ReplicaFailed; when `reply` has not started, another replica may be asked.
-    """
-    sent = False
-    while True:
-        reply.timing.begin(timing.CONNECT)
-        try:
-            connection = await (pool.connect() if sent else pool.acquire())
-        except OSError as error:
-            busy = isinstance(error, TimeoutError)  # it lives
-            raise ReplicaFailed(f"cannot be reached: {error}", worked=sent and not busy) from error
-        reply.timing.begin(timing.REPLICA)
-        try:
-            stream = pool.multiplexer.attach(connection)  # one more header line, or none
-            connection.request(head[:-2] + stream + b"\r\n", body.content)
-            return await _pass_on(connection, reply)
-        except ConnectionError as error:
-            stale = isinstance(error, ConnectionResetError) and connection.exchanges > 1
-            if sent or connection.heard or not stale:
-                raise ReplicaFailed(str(error), worked=True) from error
-            sent = True  # on a stale connection, or the replica died of it: a new connection tells
-        finally:
-            pool.multiplexer.detach(connection)
-            pool.release(connection)
-
-
-async def _pass_on(connection: ReplicaConnection, reply: ClientResponse) -> None:
-    head = await connection.head()
-    piece = await connection.read()
-    reply.timing.begin(timing.GATEWAY)
-    if retry := head.header(link.RETRY):
-        raise ReplicaFailed(f"turned the request away ({retry.decode()})", worked=retry != link.UNTOUCHED)
-    if head.status == 500 and _OWN_CODE not in piece:
-        raise EngineFailed(
-            "The engine failed on this request. The server's log says why, under this request's id."
-        ) from RuntimeError(f"the engine answered {head.status}: {piece[:_LOGGED_BYTES]!r}")
-    if reply.has_fallback and head.status in _CANNOT_NOW:
-        raise EngineFailed(f"The engine answered {head.status}.")
-    await reply.start(head.status, to_client(head.headers))
-    events = Events()
-    while not connection.exhausted:
-        if whole := events.of(piece) if reply.streaming else piece:
-            await reply.piece(whole)
-        if reply.streaming and reply.writer is not None and reply.writer.takes_chunks:
-            await _pour(connection, reply, events)
-        piece = await connection.read()
-    await reply.piece(events.rest + piece, more=False)
-
-
-async def _pour(connection: ReplicaConnection, reply: ClientResponse, events: Events) -> None:
-    """Relays all but the end of a stream from one socket's callback to the other socket, without waking this
-    task.
-    """
-    writer = reply.writer
-    assert writer is not None
-
-    def sink(piece: bytes) -> bool:
-        whole = events.of(piece)
-        return reply.event_now(whole) if whole else True
-
-    writer.drained = connection.resume
-    try:
-        await connection.read_into(sink)
-    finally:
-        writer.drained = None
 
 
 class Events:
@@ -127,3 +77,217 @@ class Events:
         end = max(stream.rfind(mark) + len(mark) if mark in stream else 0 for mark in _EVENT_ENDS)
         self.rest = stream[end:]
         return stream[:end]
+
+
+@dataclass(eq=False, slots=True)
+class OpenStream:
+    """One response. is_stored: one replica alone can give it. tried: those that failed it.
+
+    connection: to the replica that gives it. lease: of the replica to which it moves.
+    """
+
+    id: str
+    model_id: str
+    body: RequestBody
+    reply: ClientResponse
+    record: StreamRecord
+    metrics: GatewayMetrics
+    is_stored: bool = False
+    deaths: int = 0
+    tried: Tried = field(default_factory=Tried)
+    events: Events = field(default_factory=Events)
+    connection: ReplicaConnection | None = None
+    lease: Lease | None = None
+    _tokens: int = 0
+
+    @property
+    def lost(self) -> str:
+        """Why it cannot go on at another replica after its first byte; "" while it can."""
+        if self.deaths >= MOST_DEATHS:
+            return "deaths"
+        return (
+            self.record.lost or ("stored" if self.is_stored else "") or ("" if self.body.taken else "memory")
+        )
+
+    def fail(self, replica: Replica, why: Exception, *, died: bool, refused: bool) -> None:
+        """The replica has not finished the response; another one may be asked when this returns.
+
+        Raises: EngineDead.
+        """
+        self.deaths += died
+        self.tried.add(replica, refused)
+        if not self.reply.started:
+            if self.deaths >= MOST_DEATHS:
+                raise self.end("deaths", why) from why
+            return
+        if not self.reply.streaming or self.lost:
+            raise self.end(self.lost, why) from why
+        self.reply.timing.pause()
+        self.body.need()
+        self.tried.serves = self.record.serves
+        self._tokens = self.record.tokens()
+
+    def end(self, lost: str, why: Exception) -> EngineDead:
+        """The error that ends it, counted by its reason."""
+        if self.reply.streaming:
+            self.metrics.streams_cut.labels(self.model_id, lost).inc()
+            log.info("the stream of request %s does not go on (%s): %s", self.id, lost, why)
+        if lost == "deaths":
+            return EngineDead(
+                f"{self.deaths} replicas failed while they worked on this request; it is not tried again. Do "
+                "not send it again: it may be what ends them.",
+                should_retry="false",
+            )
+        return EngineDead(
+            "The replica that was answering has failed; the answer is incomplete. Send the request again."
+        )
+
+    def resumed(self) -> None:
+        """The next replica goes on with it."""
+        pause_s = self.reply.timing.resume()
+        self.body.spare()
+        self.metrics.streams_continued.labels(self.model_id).inc()
+        self.metrics.tokens_replayed.labels(self.model_id).inc(self._tokens)
+        if self.reply.pauses is not None:
+            self.reply.pauses.observe(pause_s)
+        log.info(
+            "the stream of request %s goes on after %.3f s, with %d tokens again",
+            *(self.id, pause_s, self._tokens),
+        )
+
+
+class OpenStreams:
+    """Those of one gateway, by the replica that gives them."""
+
+    def __init__(self) -> None:
+        self._at: defaultdict[Replica, dict[OpenStream, tuple[RoutingRequest, Tier]]] = defaultdict(dict)
+
+    def add(self, replica: Replica, stream: OpenStream, asked: RoutingRequest, tier: Tier) -> None:
+        self._at[replica][stream] = asked, tier
+
+    def discard(self, replica: Replica, stream: OpenStream) -> None:
+        del self._at[replica][stream]
+        if not self._at[replica]:
+            del self._at[replica]
+
+    def move(self, replica: Replica, queue: AdmissionQueue) -> None:
+        """Has streams of a replica that drains go on elsewhere, as far as others have room at once."""
+        for stream, (asked, tier) in list(self._at.get(replica, {}).items()):
+            if stream.lease or stream.connection is None or not stream.reply.streaming or stream.lost:
+                continue
+            stream.tried.add(replica)
+            stream.tried.serves = stream.record.serves
+            stream.lease = queue.at_once(asked, stream.tried, tier)
+            if stream.lease is not None:
+                stream.connection.fail("it drains, and the stream moves")
+
+
+async def ask(pool: Pool, head: bytes, stream: OpenStream) -> None:
+    """Sends a request to the pool's replica and relays its response. Leaving early aborts the request there.
+
+    When the response has started, the replica is asked to continue it.
+    Raises: ReplicaFailed.
+    """
+    reply, body = stream.reply, stream.body
+    sent = False
+    while True:
+        if not reply.started:
+            stream.record.restart()
+        reply.timing.begin(timing.CONNECT)
+        try:
+            fresh = sent or reply.started
+            connection = await (pool.connect() if fresh else pool.acquire())
+        except OSError as error:
+            busy = isinstance(error, TimeoutError)  # it lives
+            raise ReplicaFailed(f"cannot be reached: {error}", worked=sent and not busy) from error
+        reply.timing.begin(timing.REPLICA)
+        try:
+            line = pool.multiplexer.attach(connection, stream.record)  # one more header line, or none
+            connection.request(head[:-2] + line + b"\r\n", body.content, bytes(stream.record.data))
+            stream.connection = connection
+            return await _pass_on(connection, stream)
+        except ConnectionError as error:
+            if reply.streaming:
+                pool.multiplexer.detach(connection)  # nothing more may come from there
+                if await _sent_all(connection, reply, stream.events):
+                    return None
+            stale = isinstance(error, ConnectionResetError) and connection.exchanges > 1
+            if sent or connection.heard or not stale:
+                raise ReplicaFailed(str(error), worked=True) from error
+            sent = True  # on a stale connection, or the replica died of it: a new connection tells
+        finally:
+            stream.connection = None
+            pool.multiplexer.detach(connection)
+            pool.release(connection)
+
+
+async def _pass_on(connection: ReplicaConnection, stream: OpenStream) -> None:
+    reply = stream.reply
+    head = await connection.head()
+    piece = await connection.read()
+    reply.timing.begin(timing.GATEWAY)
+    if retry := head.header(link.RETRY):
+        worked = retry not in (link.UNTOUCHED, link.REFUSED)
+        reason = f"turned the request away ({retry.decode()})"
+        raise ReplicaFailed(reason, worked, refused=retry == link.REFUSED)
+    if reply.started:
+        if head.status != 200:
+            raise ReplicaFailed(f"answered {head.status} to go on", worked=True)
+        stream.resumed()
+    else:
+        await _start(head, piece, stream)
+    if head.header(RESUMABLE) is None:
+        stream.record.lose("engine")
+    await _relay(connection, piece, reply, stream.events)
+
+
+async def _start(head: Head, piece: bytes, stream: OpenStream) -> None:
+    """Sends the head. piece: the first one of the body."""
+    reply = stream.reply
+    if head.status == 500 and _OWN_CODE not in piece:
+        raise EngineFailed(
+            "The engine failed on this request. The server's log says why, under this request's id."
+        ) from RuntimeError(f"the engine answered {head.status}: {piece[:_LOGGED_BYTES]!r}")
+    if reply.has_fallback and head.status in _CANNOT_NOW:
+        raise EngineFailed(f"The engine answered {head.status}.")
+    stream.record.origin = head.header(RESUMABLE) or b""
+    (stream.body.spare if stream.record.origin else stream.body.drop)()
+    await reply.start(head.status, to_client(head.headers))
+
+
+async def _relay(connection: ReplicaConnection, piece: bytes, reply: ClientResponse, events: Events) -> None:
+    while not connection.exhausted:
+        if whole := events.of(piece) if reply.streaming else piece:
+            await reply.piece(whole)
+        if reply.streaming and reply.writer is not None and reply.writer.takes_chunks:
+            await _pour(connection, reply, events)
+        piece = await connection.read()
+    await reply.piece(events.rest + piece, more=False)
+
+
+async def _sent_all(connection: ReplicaConnection, reply: ClientResponse, events: Events) -> bool:
+    """Sends what has come from a connection that is lost; returns whether that is all of the stream."""
+    piece = connection.unread()
+    if connection.complete:
+        await reply.piece(events.rest + piece, more=False)
+    elif whole := events.of(piece):
+        await reply.piece(whole)
+    return connection.complete
+
+
+async def _pour(connection: ReplicaConnection, reply: ClientResponse, events: Events) -> None:
+    """Relays all but the end of a stream from one socket's callback to the other socket, without waking this
+    task.
+    """
+    writer = reply.writer
+    assert writer is not None
+
+    def sink(piece: bytes) -> bool:
+        whole = events.of(piece)
+        return reply.event_now(whole) if whole else True
+
+    writer.drained = connection.resume
+    try:
+        await connection.read_into(sink)
+    finally:
+        writer.drained = None

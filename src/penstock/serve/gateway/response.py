@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
 
 from penstock.asgi import Send
 from penstock.errors import Error
@@ -41,12 +40,12 @@ class ClientResponse:
         self._form = openai_errors.form(path)
         self._send = send
         self.writer = writer
-        self.begun: Callable[[], None] | None = None  # called once the first byte leaves
         self._request_id = (b"x-request-id", request_id.encode())
         self.answered_by = ""  # the id of another model than the one that was asked for
         self.has_fallback = False  # another model can answer where this one says that it cannot now
         self.timing = timing
         self.gaps: Buckets | None = None  # counts times between a stream's pieces
+        self.pauses: Buckets | None = None  # counts those until another replica went on with it
         self.last: deque[bytes] | None = None  # the last pieces, where traces need them
         self.status: int | None = None
         self.streaming = False
@@ -62,8 +61,6 @@ class ClientResponse:
         self.timing.answer(next((value for name, value in headers if name == _TIMING), None))
         self._piece_at = self.timing.first_byte_at or 0.0
         self.status = status
-        if self.begun is not None:
-            self.begun()
         kind = next((value for name, value in headers if name == b"content-type"), b"")
         self.streaming = kind.startswith(_STREAM[1])
         timing = (_TIMING, self.timing.header())

@@ -37,7 +37,7 @@ from penstock.serve.control.state import SharingGroup
 from penstock.serve.fleet.membership import ADAPTERS
 from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.catalogue import ServedModel
-from penstock.serve.replica import environment, gang
+from penstock.serve.replica import environment, gang, version
 from penstock.serve.replica.deployment import ModelDeployment, membership_router
 from penstock.serve.replica.frontend.custom_endpoints import CustomEndpoints, paths
 from penstock.serve.replica.frontend.listener import Listener
@@ -220,6 +220,7 @@ class LLMServer:
                 adapters=self._adapters,
                 batch=self._turns.share,
                 add_aliases=self._llm_config.add_aliases,
+                version=version.of_answers(self._llm_config),
             ),
             node_id=ray.get_runtime_context().get_node_id(),
             node_host=ray.util.get_node_ip_address(),

@@ -33,6 +33,11 @@ from penstock.errors import ConfigError
 log = logging.getLogger(__name__)
 
 _OBEYED = {"version", "_internal"} <= inspect.signature(Deployment.options).parameters.keys()
+_BESIDE = {
+    *("aliases", "fallbacks", "deployment_config", "routing_policy", "routing_config", "slo", "batch"),
+    *("on_demand", "placement_group_config", "log_engine_metrics", "engine_start_timeout_s"),
+}
+"""Fields of a config that no answer depends on."""
 _RELEASED = ("penstock", "ray", "builtins", "abc", "typing")  # packages whose code has versions of its own
 
 
@@ -59,12 +64,27 @@ def has_option(name: str) -> bool:
 def versioned(made: Deployment, made_of: Sequence[Any]) -> Deployment:
     """The deployment with a version that follows from `made_of`; Serve's where that cannot be compared."""
     try:
-        text = json.dumps(_comparable([__version__, *made_of]), sort_keys=True)
+        version = _hash(made_of)
     except TypeError as error:
         log.info("Replicas of '%s' restart at each deployment: %s.", made.name, error)
         return made
-    version = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     return made.options(version=version, _internal=True) if _OBEYED else made
+
+
+def of_answers(config: LLMConfig) -> str:
+    """Equal in replicas that give the same answers; "" for a config that cannot be compared."""
+    fields = {name: getattr(config, name) for name in type(config).model_fields if name not in _BESIDE}
+    try:
+        return _hash([fields, named_code(config)])
+    except TypeError as error:
+        log.info("Streams of '%s' end with their replica: %s.", config.model_id, error)
+        return ""
+
+
+def _hash(made_of: Sequence[Any]) -> str:
+    """Raises: TypeError for what cannot be compared."""
+    text = json.dumps(_comparable([__version__, *made_of]), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def retrying(options: Mapping[str, Any]) -> Mapping[str, Any]:

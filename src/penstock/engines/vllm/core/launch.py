@@ -28,7 +28,7 @@ from penstock.request_context import Gang
 _GRACE_S = 5.0
 _WORKERS_S = 1.0  # they end when their core does
 _LINGER_MS = 500
-_OF_THE_CORE = ("adapter_layers", "lasting_core", "token_groups")
+_OF_THE_CORE = ("adapter_layers", "continued_grammars", "continued_streams", "lasting_core", "token_groups")
 """Capabilities that the core's process itself must know."""
 _MODULE = "penstock.engines.vllm.core.process"  # `benchmarks.front` puts another in its place
 

@@ -84,6 +84,10 @@ def _core_class(capabilities: Collection[str]) -> Any:
         from penstock.engines.vllm.core import adapter_layers
 
         core.EngineCore.add_lora = adapter_layers.add_lora
+    if "continued_streams" in capabilities:
+        from penstock.engines.vllm.continued import core as continued
+
+        continued.take_up(grammars="continued_grammars" in capabilities)
     if "token_groups" in capabilities:
         from penstock.engines.vllm.core.token_buffer import BufferingCore, BufferingGangCore
 

@@ -104,6 +104,12 @@ def connect(plan: Plan, capabilities: Capabilities, latest: Scheduled, core: Cor
         client_addresses={"input_address": core.address("input"), "output_address": core.address("output")},
         **more,
     )
+    if capabilities.has("continued_streams"):
+        from penstock.engines.vllm.continued.journal import Continued
+        from penstock.engines.vllm.continued.rules import Rules
+
+        rules = Rules(plan.vllm_config, capabilities)
+        llm.continued = Continued(rules, llm.output_processor, llm.engine_core)
     llm.engine_core.input_socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # for a replacement core
     if capabilities.has("waiting_outputs"):
         from penstock.engines.vllm.core.waiting_outputs import WaitingOutputs

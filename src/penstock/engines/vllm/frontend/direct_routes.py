@@ -22,12 +22,13 @@ from starlette.routing import Route
 
 from penstock import asgi
 from penstock.asgi import TRUSTED, ASGIApp, Message, Receive, Scope, Send
+from penstock.engines.vllm.continued import answer
 from penstock.engines.vllm.frontend import limits, request_models
 from penstock.engines.vllm.tokenizing import turns
 from penstock.errors import BadRequest
 from penstock.openai import requests
 from penstock.openai.response_items import new_id
-from penstock.request_context import Pixels, current_replica, pixels, response_id
+from penstock.request_context import Pixels, current_replica, id_seed, pixels, response_id
 
 log = logging.getLogger(__name__)
 
@@ -104,8 +105,9 @@ class DirectRoutes:
             body = body if request is given else to_json(request, inf_nan_mode="constants")
         turns.account.set(turns.Account())
         pixels.set(Pixels())
+        answer.begin()
         if scope["path"] == _RESPONSES:
-            response_id.set(new_id(current_replica.get()))
+            response_id.set(new_id(current_replica.get(), id_seed.get()))
         form = self._forms.get(scope["path"]) if _is_ours(scope) else None
         if form is not None:
             try:

@@ -198,7 +198,8 @@ class _Tap:
         self._next_text = state.detokenizer.get_next_output_text
         self._make = state.make_request_output
         self._whole = not hasattr(state.detokenizer, "released")  # as a `StoppableText` has
-        self._sends_empty = fed.sends_empty and self._whole
+        self._sends_empty = fed.sends_empty = fed.sends_empty and self._whole
+        self._record = getattr(state.queue, "passed", None)  # as a `Journal` has
         self._fed = fed
         self._frame = frame
         self._way = way
@@ -225,6 +226,8 @@ class _Tap:
             return self._make(new_token_ids, pooling_output, finish_reason, *args, **kwargs)
         if self._whole:  # else the output that comes next has their ids, too
             self._fed.count(new_token_ids)
+        if self._record is not None:
+            self._record(new_token_ids)
         try:
             text = self._next_text(False, True)
             if text or self._sends_empty:

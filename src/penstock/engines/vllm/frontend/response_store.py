@@ -9,7 +9,6 @@ Importing this file imports vLLM.
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, contextmanager, suppress
 from http import HTTPStatus
@@ -24,6 +23,7 @@ from vllm.entrypoints.openai.responses.protocol import (
 )
 from vllm.exceptions import VLLMValidationError
 
+from penstock.engines.vllm.continued import answer
 from penstock.engines.vllm.frontend import structured_output
 from penstock.openai import response_items
 from penstock.openai.response_items import item_number, new_id, response_of
@@ -48,7 +48,7 @@ def name_items() -> None:
 
 
 def _item_number() -> str:
-    of, unique = response_id.get(), uuid.uuid4().hex
+    of, unique = response_id.get(), answer.unique()
     return item_number(of, unique[:_UNIQUE]) if of else unique
 
 
@@ -125,6 +125,8 @@ class BoundedStore:
         if request.stream or request.background:
             # vLLM checks it only after the response has begun.
             structured_output.verify(self._serving, request)
+        if request.background or request.previous_response_id or self._serving.tool_server is not None:
+            answer.refuse()
         request.request_id = response_id.get() or new_id(current_replica.get())
         if (error := self._resolve(request)) is not None:
             return error
@@ -280,6 +282,8 @@ def _tell_ends(serving: Any) -> None:
         request: Any, params: Any, results: Any, context: Any, *more: Any, **named: Any
     ) -> AsyncGenerator[Any, None]:
         last = None  # item, whose status is known once the response is made
+        if (continued := getattr(serving.engine_client, "continued", None)) is not None:
+            continued.announce(params)
         with _failing(serving, request):
             async with aclosing(stream(request, params, results, context, *more, **named)) as events:
                 async for event in events:

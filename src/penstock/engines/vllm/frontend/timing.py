@@ -10,11 +10,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from penstock.engines.vllm.continued import answer
 from penstock.engines.vllm.frontend import limits
 from penstock.request_context import EngineTimings, prepared_prompt, report_timings, tier
 from penstock.tiers import ENGINE_PRIORITY
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.engine.output_processor import RequestOutputCollector, RequestState
     from vllm.v1.metrics.stats import RequestStateStats
+
+    from penstock.engines.vllm.continued.journal import Continued
 
 request_state: ContextVar[RequestState | None] = ContextVar("request_state", default=None)
 """Of the request that the running task added to the engine last, if it has one output."""
@@ -47,10 +51,13 @@ class TimedLLM(AsyncLLM):
         """Requests at the gate."""
         self.cut: Callable[[AsyncGenerator[Any, None], Any], AsyncGenerator[Any, None]] | None = None
         """Changes a request's outputs; given with its sampling parameters."""
+        self.continued: Continued | None = None
+        """Where streams can go on that another engine has begun."""
 
     async def add_request(self, *args: Any, **kwargs: Any) -> RequestOutputCollector:
         _refuse_unprepared()
-        limits.check_words(kwargs["params"] if "params" in kwargs else args[2])
+        params = kwargs["params"] if "params" in kwargs else args[2]
+        limits.check_words(params)
         self.held += 1
         try:
             await self.gate.wait()
@@ -59,7 +66,8 @@ class TimedLLM(AsyncLLM):
         kwargs["priority"] = ENGINE_PRIORITY[tier.get()] if self._by_class else 0  # whatever the client wrote
         self.entering += 1
         try:
-            taken = await super().add_request(*args, **kwargs)
+            add = partial(super().add_request, *args, **kwargs)
+            taken = await (self.continued.add(params, add) if self.continued is not None else add())
         except (OverflowError, UnicodeEncodeError) as error:
             raise VLLMValidationError(f"The request cannot be sent to the engine: {error}.") from error
         except ValueError as error:  # vLLM 0.32 checks some parameters so, and would answer 500
@@ -76,6 +84,7 @@ class TimedLLM(AsyncLLM):
         self, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any
     ) -> AsyncGenerator[Any, None]:
         """As vLLM's. Raises, besides: VLLMValidationError if the core cannot compile the request's form."""
+        answer.count()
         outputs = super().generate(prompt, sampling_params, *args, **kwargs)
         if self.cut is not None:
             outputs = self.cut(outputs, sampling_params)

@@ -20,6 +20,7 @@ REPLICA = "replica"  # from the sent request to the first byte of the answer
 FAILOVER = "failover"  # at replicas that failed
 # After it.
 STREAM = "stream"
+CONTINUE = "continue"  # from a replica's failure to the first piece from the next one
 
 _OURS = (GATEWAY, PICK, CONNECT)
 
@@ -27,7 +28,7 @@ _OURS = (GATEWAY, PICK, CONNECT)
 class Timing:
     """One request's times. Units: seconds; instants are those of its clock."""
 
-    __slots__ = ("failures", "first_byte_at", "laps", "now", "parts", "replica", "started_at")
+    __slots__ = ("failures", "first_byte_at", "laps", "now", "parts", "paused", "replica", "started_at")
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = clock
@@ -36,12 +37,24 @@ class Timing:
         self.first_byte_at: float | None = None
         self.parts: dict[str, float] = {}
         self.failures = 0
+        self.paused = False
         self.replica: bytes | None = None
 
     def begin(self, part: str) -> None:
-        """From now on, time counts for `part`."""
-        if part != self.laps[-1][0]:
+        """From now on, time counts for `part`, unless the stream has paused."""
+        if part != self.laps[-1][0] and not self.paused:
             self.laps.append((part, self.now()))
+
+    def pause(self) -> None:
+        """The replica failed after the first byte: all time counts for `CONTINUE` until `resume`."""
+        self.begin(CONTINUE)
+        self.paused = True
+
+    def resume(self) -> float:
+        """The stream goes on. Returns how long it paused."""
+        self.paused = False
+        self.begin(STREAM)
+        return self.laps[-1][1] - self.laps[-2][1]
 
     def failed(self) -> None:
         """The attempt failed: time since the pick of that replica counts as lost."""

@@ -31,6 +31,7 @@ from penstock.hooks import Threads, fault, takes_two
 from penstock.layers.preprocessing import context_of
 from penstock.openai.asgi_response import EventStream, send_error, send_json
 from penstock.openai.errors import form
+from penstock.request_context import record_tokens
 from penstock.serve.gateway.routes import RESERVED
 
 _MARK, _BATCH = "_penstock_path", "_penstock_batch"
@@ -83,6 +84,7 @@ class CustomEndpoints:
         method = self._methods.get(scope["path"]) if scope["type"] == "http" else None
         if method is None or scope["method"] != "POST":
             return await self._app(scope, receive, send)
+        record_tokens.set(None)  # the method might answer otherwise when it is called again
         try:
             body = await asgi.read_body(receive)
             scope, again = asgi.with_body(scope, receive, body)

@@ -2,7 +2,8 @@
 
 It holds the start back until the first body byte: then the engine knows where its time went, for the header
 `Server-Timing`. Errors of an engine that is about to die do not get out. A stream's body goes over the
-multiplexed connection, if there is one; its head and its end go directly.
+multiplexed connection, if there is one; its head and its end go directly. A response that continues another
+drops the pieces that its client has.
 """
 
 from __future__ import annotations
@@ -10,14 +11,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock import tiers
 from penstock.asgi import Message, Send
 from penstock.engine_control import DEFAULT_WEIGHTS
-from penstock.request_context import EngineTimings, EventFrame, TimingProbe, shortcut, timing_probe
+from penstock.errors import Unavailable
+from penstock.openai.asgi_response import send_error
+from penstock.request_context import (
+    EngineTimings,
+    EventFrame,
+    TimingProbe,
+    adapter_stamp,
+    record_tokens,
+    shortcut,
+    timing_probe,
+    using_adapter,
+)
 from penstock.transport import link
 from penstock.transport.connection import STREAM
+from penstock.transport.continuation import RESUMABLE, Group, Origin
 from penstock.transport.multiplexer import StreamSender
 
 _DYING_S = 0.3  # errors raised within this time before the engine dies are attributed to its death
@@ -31,7 +44,8 @@ class EngineResponse:
 
     number: of the stream on the multiplexed connection; 0 when the gateway wants none there. path: of the
     request; tier: its class of work, which its response reports. first_token: called with the seconds that
-    the first token took, where that is known.
+    the first token took, where that is known. origin: of a stream that can be continued, if the engine can.
+    drop: how many pieces the client has of a stream that this one continues.
     """
 
     direct: Send
@@ -41,7 +55,12 @@ class EngineResponse:
     _path: str
     _tier: str
     _first_token: Callable[[float], None] | None
+    _origin: Origin | None = None
+    _drop: int = 0
     started: bool = False
+    _continues: bool = field(init=False)
+    _void: bool = False
+    _recorded: list[Group | None] = field(default_factory=list[Group | None])
     _start: Message | None = None
     _held: list[bytes] = field(init=False)
     _arrived_at: float = field(init=False)
@@ -53,9 +72,14 @@ class EngineResponse:
         shortcut.set(self)
         if not self._number:
             self._sender = None
+        self._continues = self._drop > 0
+        if self._origin is not None and (self._sender is not None or self._continues):
+            record_tokens.set(self._recorded.append)
 
     async def send(self, message: Message) -> None:
         """For the engine's app."""
+        if self._void:
+            return
         if message["type"] == "http.response.start":
             self._start = message
             return
@@ -66,15 +90,28 @@ class EngineResponse:
                 return
             message = {**message, "body": (body := self._reported(self._start, body))}
         start, self._start = self._start, None
+        if start is not None and self._continues and start["status"] == 200 and not self._is_resumable():
+            self._end()
+            error = Unavailable("This replica cannot continue the stream.")
+            await send_error(self.direct, error, self._path, link.turned_away(link.REFUSED))
+            return
         if body.startswith(_FAILURES) or (start and start["status"] >= 500):
             await asyncio.sleep(_DYING_S)  # if the engine dies meanwhile, the listener cancels this
         if start is not None:
             self.started = True
             await self.direct({**start, "headers": [*start["headers"], *self._own_headers(start)]})
-        if self._sender is None:
+        if self._drop and not body.startswith(_FAILURES):
+            self._drop -= 1
+            if not message.get("more_body"):
+                self._end()  # before the place where the client is: it is cut
+        elif self._sender is None:
             await self.direct(message)
         else:
             await self._multiplex(self._sender, body, last=not message.get("more_body", False))
+
+    def _end(self) -> None:
+        """Whatever the app still sends is dropped."""
+        self._void, self._sender, self.started = True, None, True
 
     def _reported(self, start: Message, body: bytes) -> bytes:
         """The first piece of the body, or the whole one of no stream, which reports the request's class."""
@@ -91,11 +128,24 @@ class EngineResponse:
         if (version := self._weights()) != DEFAULT_WEIGHTS:
             fields.append((link.WEIGHTS, version.encode()))
         if self._sender is not None and not self._sender.closed and _is_event_stream(start):
-            self._sender.open(self._number)
             fields.append((STREAM, b"%d" % self._number))
+            if self._origin is not None and self._is_resumable():
+                fields.append((RESUMABLE, replace(self._origin, adapter=_stamp() or "").to_header()))
+                self._sender.open(self._number, self._recorded)
+            else:
+                self._sender.open(self._number)
         else:
             self._sender = None
         return fields
+
+    def _is_resumable(self) -> bool:
+        """Whether the engine has recorded what the first piece was made of, and what it serves is known."""
+        recorded, stamp = self._recorded, _stamp()
+        while None in recorded:
+            del recorded[: recorded.index(None) + 1]
+        if not recorded or stamp is None or self._origin is None:
+            return False
+        return not self._continues or self._origin.adapter == stamp
 
     async def _multiplex(self, sender: StreamSender, body: bytes, last: bool) -> None:
         await sender.room(self._number)
@@ -107,7 +157,7 @@ class EngineResponse:
         """In milliseconds. front: all but the engine, such as chat template, tokenizer and JSON."""
         total_s = time.monotonic() - self._arrived_at
         spent = self._probe.ask() if self._probe.ask is not None else EngineTimings()
-        if self._first_token is not None:
+        if self._first_token is not None and not self._continues:
             if streamed:
                 self._first_token(total_s)
             elif spent.queue_s is not None and spent.prefill_s is not None:
@@ -128,6 +178,7 @@ class EngineResponse:
         """The app has returned."""
         if self._sender is not None and self.started:
             self._sender.end(self._number)
+        self._recorded.clear()
 
     # -- the engine's shortcut
 
@@ -136,11 +187,19 @@ class EngineResponse:
         return self.started and self._sender is not None
 
     def push(self, frame: EventFrame, text: bytes) -> bool:
+        if self._drop:
+            self._drop -= 1
+            return True
         return self._sender is None or self._sender.push_text(self._number, frame, text)
 
     async def room(self) -> None:
         if self._sender is not None:
             await self._sender.room(self._number)
+
+
+def _stamp() -> str | None:
+    """Of the request's adapter: "" without one, None when it is not known."""
+    return adapter_stamp.get() if using_adapter.get() else ""
 
 
 def _is_event_stream(start: Message) -> bool:

@@ -18,19 +18,20 @@ from collections.abc import Awaitable, Callable
 from itertools import islice
 from urllib.parse import unquote
 
-from penstock import tiers
+from penstock import asgi, tiers
 from penstock.asgi import TRUSTED, ASGIApp, Receive, Scope, Send
 from penstock.errors import EngineDead, Error, Forbidden, Unavailable
 from penstock.layers.adapters import Store
 from penstock.openai.asgi_response import send_error, send_json
-from penstock.request_context import current_replica, tier
+from penstock.request_context import created, current_replica, id_seed, tier, tokens_before
 from penstock.serve.http import direct_writer
 from penstock.serve.http.private_listener import PrivateListener
 from penstock.serve.replica.frontend.engine_response import EngineResponse
 from penstock.serve.replica.frontend.rows import RowReceiver
 from penstock.serve.replica.frontend.status_link import StatusLinks, StatusSource
-from penstock.transport import link, multiplexer, rows
+from penstock.transport import continuation, link, multiplexer, rows
 from penstock.transport.connection import STREAM
+from penstock.transport.continuation import CONTINUE, Continuation, Origin
 from penstock.transport.link import ADAPTER, ALIASES
 from penstock.transport.multiplexer import StreamSender
 
@@ -153,21 +154,41 @@ class Listener:
         ]
         scope["extensions"] = {**scope.get("extensions", {}), TRUSTED: {}}
         work, number = tiers.read(fields.get(link.TIER)), int(fields.get(STREAM, 0))
-        return await self._run(gateway, scope, receive, send, work, number)
+        given = Continuation.from_header(fields[CONTINUE]) if CONTINUE in fields else None
+        return await self._run(gateway, scope, receive, send, work, number, given)
 
     async def _run(
-        self, gateway: bytes, scope: Scope, receive: Receive, send: Send, work: tiers.Tier, number: int = 0
+        self,
+        gateway: bytes,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        work: tiers.Tier,
+        number: int = 0,
+        given: Continuation | None = None,
     ) -> None:
-        """work: the request's class. number: of its stream on the multiplexed connection, if it has one."""
+        """work: the request's class. number: of its stream on the multiplexed connection, if it has one.
+        given: of a stream that goes on here.
+        """
         if self._refusal is not None:
-            await send_error(send, self._refusal, scope["path"], _turned_away(link.UNTOUCHED))
+            await send_error(send, self._refusal, scope["path"], link.turned_away(link.UNTOUCHED))
             return
-        current_replica.set(self.address.replica_id)
+        origin = self._origin(number, given)
+        if origin is None and given is not None:
+            error = Unavailable("This replica serves another version.")
+            await send_error(send, error, scope["path"], link.turned_away(link.REFUSED))
+            return
+        if origin is not None:
+            created.set(origin.created)
+            id_seed.set(origin.seed)
+        current_replica.set(origin.replica if origin is not None else self.address.replica_id)
         tier.set(work)
         sender, batch = self._multiplexers.get(gateway), self._source.batch
         first_token = batch.first_token if batch is not None and work != tiers.FLEX else None
         response = EngineResponse(
-            send, sender, number, self._source.weights, scope["path"], work, first_token
+            *(send, sender, number, self._source.weights, scope["path"], work, first_token),
+            origin,
+            given.pieces if given is not None else 0,
         )
         task = asyncio.current_task()
         assert task is not None
@@ -177,8 +198,15 @@ class Listener:
         self._open_by_gateway[gateway] += 1
         self.links.request_began()
         try:
+            if given is not None:
+                body = await asgi.read_body(receive)
+                at = len(body) - given.size
+                tokens_before.set(continuation.decode(given.groups, body[at:]))
+                scope, receive = asgi.with_body(scope, receive, body[:at])
             await self._app(scope, receive, response.send)
             await response.flush()
+        except asgi.ClientGone:
+            return
         except asyncio.CancelledError:
             if self._refusal is None:
                 raise
@@ -191,8 +219,18 @@ class Listener:
                 del self._open_by_gateway[gateway]  # else gateways that have ended would stay
             response.close()
         if self._refusal is not None and not response.started:
-            await send_error(response.direct, self._refusal, scope["path"], _turned_away(link.INTERRUPTED))
+            more = link.turned_away(link.INTERRUPTED)
+            await send_error(response.direct, self._refusal, scope["path"], more)
         # uvicorn cuts a response that has started and not ended as soon as this returns.
+
+    def _origin(self, number: int, given: Continuation | None) -> Origin | None:
+        """Of a request's stream: as the gateway says, or here; None where it cannot be continued."""
+        serves = self._source.serves()
+        if given is not None:
+            return given.origin if given.origin.serves == serves else None
+        if not number or not serves:
+            return None
+        return Origin(serves, self.address.replica_id, int(time.time()), secrets.token_hex(8))
 
     async def _multiplex(self, gateway: bytes, receive: Receive, send: Send) -> None:
         """The multiplexed connection to a gateway, until either side ends it."""
@@ -243,10 +281,6 @@ async def _list(send: Send, adapters: Store | None) -> None:
         await send_error(send, error, link.ADAPTERS_PATH)
     else:
         await send_json(send, names)
-
-
-def _turned_away(state: bytes) -> list[tuple[bytes, bytes]]:
-    return [(link.RETRY, state), (b"connection", b"close")]
 
 
 def _left_s(deadline: float) -> float:

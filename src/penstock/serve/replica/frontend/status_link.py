@@ -24,7 +24,7 @@ class StatusSource:
 
     add_aliases: names that gateways take for the model.
     hello: `model_id`, `max_model_len`, `kv_tokens`. weights: their version. adapters: of a model that takes
-    some. batch: None where nothing limits batch.
+    some. batch: None where nothing limits batch. version: of the model and how it is served; "" when unknown.
     After a change of `hello`, `state` or the loaded adapters, call `StatusLinks.notify`.
     """
 
@@ -35,6 +35,11 @@ class StatusSource:
     adapters: Store | None = None
     batch: BatchShare | None = None
     add_aliases: Callable[[Iterable[str]], None] = lambda names: None
+    version: str = ""
+
+    def serves(self) -> str:
+        """As in `LoadReport`."""
+        return f"{self.version} {self.weights()}" if self.version else ""
 
 
 @dataclass(eq=False, slots=True)
@@ -123,6 +128,7 @@ class StatusLinks:
             batch_running=batch.running if batch else 0,
             batch_waiting=batch.waiting if batch else 0,
             batch_requeued=batch.requeued if batch else 0,
+            serves=self._source.serves(),
         )
 
 

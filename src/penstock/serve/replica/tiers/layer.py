@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from penstock import asgi
 from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
-from penstock.request_context import tier
+from penstock.request_context import record_tokens, tier
 from penstock.serve.replica.tiers.controller import TICK_S
 from penstock.serve.replica.tiers.share import BatchRequest, BatchShare
 from penstock.tiers import FLEX
@@ -84,6 +84,8 @@ class ByClass:
         try:
             while await self._gave_way(*asgi.with_body(scope, receive, body), send, gone, again):
                 again = True
+                if (record := record_tokens.get()) is not None:
+                    record(None)
         finally:
             gone.cancel()
 

@@ -1,0 +1,55 @@
+"""What one HTTP request has asked of the engine, and ids that are the same where its answer is continued."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import uuid
+from contextvars import ContextVar
+
+from penstock.request_context import id_seed, record_tokens, tokens_before
+
+
+class Answer:
+    """requests: to the engine, so far. ids: numbers of the ids in it."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.ids = itertools.count()
+
+
+_running: ContextVar[Answer | None] = ContextVar("_running", default=None)
+
+
+def begin() -> None:
+    """Call it in the context that all tasks of an HTTP request inherit."""
+    if record_tokens.get() is not None or tokens_before.get():
+        _running.set(Answer())
+
+
+def count() -> None:
+    """Call it for each request to the engine: of several, none can be continued."""
+    if (answer := _running.get()) is None:
+        begin()
+        answer = _running.get()
+    if answer is not None:
+        answer.requests += 1
+
+
+def refuse() -> None:
+    """Call it before an answer whose tokens do not tell what its app makes of them."""
+    if (answer := _running.get()) is not None:
+        answer.requests += 1
+
+
+def requests() -> int:
+    """How many requests the running answer is made of, so far; -1 for one that nobody can continue."""
+    return answer.requests if (answer := _running.get()) is not None else -1
+
+
+def unique() -> str:
+    """16 random hexadecimal digits, the same ones in an answer that is continued."""
+    answer, seed = _running.get(), id_seed.get()
+    if answer is None or not seed:
+        return uuid.uuid4().hex[:16]
+    return hashlib.sha256(f"{seed} {next(answer.ids)}".encode()).hexdigest()[:16]

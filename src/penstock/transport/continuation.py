@@ -1,0 +1,175 @@
+"""What a stream needs to go on at another replica, and how that travels.
+
+A replica records the groups of tokens that its engine's app takes; the multiplexer carries them beside the
+pieces that the app makes of them. The gateway keeps the bytes in a `StreamRecord`, and sends them behind the
+request's body to the replica that continues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, cast
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from penstock.request_context import ChoiceTokens
+
+RESUMABLE = b"x-penstock-resumable"
+"""Header of a response: its stream can be continued, by a replica that is told this value."""
+CONTINUE = b"x-penstock-continue"
+"""Header of a request that continues a stream: numbers of pieces, groups and bytes, then that value."""
+
+_MOST_BYTES = 1 << 20  # of one stream's records: some 200,000 tokens
+_MOST_IN_ALL = 256 << 20  # of all streams of a gateway
+_RESERVE_BYTES = 256  # at a time
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[Any]).decode
+
+Group = Sequence[ChoiceTokens]
+
+
+def encode(recorded: Sequence[Group | None]) -> tuple[int, bytes]:
+    """How many groups these are, and their bytes: of one token of a plain answer its id, 3 to 5 bytes."""
+    if len(recorded) == 1 and (group := recorded[0]):  # the usual case
+        return 1, _encode(_value(group))
+    values = [_value(group) for group in recorded if group]
+    return len(values), b"".join(map(_encode, values))
+
+
+def _value(group: Group) -> object:
+    one = group[0]
+    plain = one.finish_reason is None and not (one.choice or one.cached_tokens or one.logprobs)
+    if len(group) == 1 and plain:
+        ids = one.token_ids
+        return ids[0] if len(ids) == 1 else list(ids)
+    return [
+        (list(one.token_ids), one.choice, one.finish_reason, one.stop_reason, one.cached_tokens, one.logprobs)
+        for one in group
+    ]
+
+
+def decode(groups: int, records: bytes | bytearray) -> list[Group]:
+    """The groups that several calls of `encode` have made `records` of. Raises: ValueError."""
+    return [_group(value) for value in _decode(b"\xdd" + groups.to_bytes(4) + records)]
+
+
+def _group(value: Any) -> Group:
+    if isinstance(value, int):
+        return (ChoiceTokens((value,)),)
+    given = cast("list[Any]", value)
+    if not given or isinstance(given[0], int):
+        return (ChoiceTokens(given),)
+    return tuple(ChoiceTokens(*each) for each in given)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a stream began. serves: what its tokens follow from beside the request, as replicas report it.
+
+    replica: its id. created: in seconds since the epoch. seed: of random ids. adapter: the stamp of the
+    request's adapter, "" without one.
+    """
+
+    serves: str
+    replica: str
+    created: int
+    seed: str
+    adapter: str = ""
+
+    def to_header(self) -> bytes:
+        """The value of `RESUMABLE`."""
+        parts = self.serves, self.replica, str(self.created), self.seed, self.adapter
+        return ";".join(quote(part, safe="") for part in parts).encode()
+
+    @classmethod
+    def from_header(cls, value: bytes) -> Self:
+        """Raises: ValueError."""
+        serves, replica, created, seed, adapter = map(unquote, value.decode().split(";"))
+        return cls(serves, replica, int(created), seed, adapter)
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A request to go on with a stream. pieces: how many the client has. size: bytes of `groups` groups, at
+    the end of the request's body.
+    """
+
+    pieces: int
+    groups: int
+    size: int
+    origin: Origin
+
+    @classmethod
+    def from_header(cls, value: bytes) -> Self:
+        """Raises: ValueError."""
+        pieces, groups, size, origin = value.split(b" ")
+        return cls(int(pieces), int(groups), int(size), Origin.from_header(origin))
+
+
+@dataclass(slots=True)
+class RecordBudget:
+    """Memory for the records of all streams of one gateway, in bytes."""
+
+    reserved: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class StreamRecord:
+    """What a gateway keeps of one stream. lost: why it cannot be continued; "" while it can.
+
+    pieces: how many have come. data: `groups` groups, encoded. origin: the value of `RESUMABLE`.
+    """
+
+    _budget: RecordBudget
+    pieces: int = 0
+    groups: int = 0
+    data: bytearray = field(default_factory=bytearray)
+    origin: bytes = b""
+    lost: str = ""
+    _reserved: int = 0
+
+    def add(self, pieces: int, groups: int, data: bytes) -> None:
+        """More pieces, and groups. What is too large is forgotten."""
+        self.pieces += pieces
+        self.groups += groups
+        self.data += data
+        if len(self.data) > self._reserved:
+            self._reserve()
+
+    def _reserve(self) -> None:
+        size = len(self.data) + _RESERVE_BYTES
+        self._budget.reserved += size - self._reserved
+        self._reserved = size
+        if self.lost or size > _MOST_BYTES or self._budget.reserved > _MOST_IN_ALL:
+            self.lose("memory")
+
+    def restart(self) -> None:
+        """The request begins anew: nothing of it has been sent to the client."""
+        self.close()
+        self.pieces = 0
+
+    def lose(self, why: str) -> None:
+        """The stream cannot be continued from now on."""
+        self.close()
+        self.lost = self.lost or why
+
+    def close(self) -> None:
+        """Frees its memory."""
+        self._budget.reserved -= self._reserved
+        self.groups, self.data, self._reserved = 0, bytearray(), 0
+
+    @property
+    def serves(self) -> str:
+        """What the replica that continues must serve."""
+        return unquote(self.origin.split(b";")[0].decode())
+
+    def to_header(self) -> bytes:
+        """The value of `CONTINUE`."""
+        return b"%d %d %d %b" % (self.pieces, self.groups, len(self.data), self.origin)
+
+    def tokens(self) -> int:
+        """How many were recorded."""
+        return sum(len(one.token_ids) for group in decode(self.groups, self.data) for one in group)

@@ -1,0 +1,120 @@
+"""Streams of a real vLLM behind a gateway whose engine core is killed: another replica gives the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from importlib.util import find_spec
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from continuing import PARSED, PLAIN, Kind, told
+from enginetest import MODEL_ID, Served, serve, vllm_config
+from served import NODE, until
+from served import Served as Fleet
+from tests.models import model
+
+from penstock.layers.generation import Generation
+from penstock.serve.replica.frontend.listener import Listener
+from penstock.serve.replica.frontend.status_link import StatusSource
+from penstock.transport import link
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+
+LONG = {"max_tokens": 300}
+KINDS: dict[str, Kind] = PARSED | {
+    name: (path, body | LONG)
+    for name, (path, body) in PLAIN.items()
+    if name
+    in ("greedy completion", "seeded", "penalties, seeded", "held back for a stop string", "logit bias")
+}
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def fleet() -> AsyncIterator[Fleet]:
+    fleet = Fleet()
+    await fleet.gateway(MODEL_ID)
+    yield fleet
+    await fleet.close()
+
+
+async def join(fleet: Fleet, served: Served) -> Listener:
+    """Has a replica with this engine."""
+    engine = served.engine
+    facts = StatusSource(
+        load=engine.load,
+        hello=lambda: link.Hello(MODEL_ID, engine.max_model_len(), engine.kv_tokens()),
+        version="v",
+    )
+    app = Generation(engine.app(), engine)
+    listener = await Listener.open(app, facts, node_id=NODE, node_host=None, wait_dead=engine.wait_dead)
+    fleet._stops.append(listener.close)
+    fleet.add(MODEL_ID, listener.address)
+    await fleet.until_ready(MODEL_ID, listener.address)
+    return listener
+
+
+async def answer(http: httpx.AsyncClient, kind: Kind, came: list[int], number: int) -> Any:
+    """What a stream says. came: how many pieces of each stream there are."""
+    path, body = kind
+    pieces: list[bytes] = []
+    asked = {"model": MODEL_ID, "stream": True} | body
+    async with http.stream("POST", path, json=asked, headers={"x-request-id": f"n{number}"}) as response:
+        assert response.status_code == 200, await response.aread()
+        async for piece in response.aiter_bytes():
+            pieces.append(piece)
+            came[number] += 1
+    text = b"".join(pieces)
+    for random in (
+        rb'"created(?:_at)?":(\d+)',
+        rb'"((?:resp|msg|fc|rs|call|chatcmpl-tool)[-_]\w+)"',
+        rb'"signature":"(\w+)"',
+    ):
+        for found in set(re.findall(random, text)):
+            text = text.replace(found, b"1")
+    return told([text])
+
+
+async def test_a_killed_core_changes_no_stream(assistant: Served, fleet: Fleet):
+    """A second engine, to be killed."""
+    config = vllm_config(
+        str(model("assistant")),
+        reasoning_parser="deepseek_r1",
+        enable_auto_tool_choice=True,
+        tool_call_parser="hermes",
+        enable_prompt_tokens_details=True,
+        kv_cache_memory_bytes=1 << 26,
+    )
+    names = list(KINDS)
+    steady = await join(fleet, assistant)
+    async with fleet.http() as http, serve(config) as other:
+        came = [0] * len(names)
+        whole = [await answer(http, KINDS[name], came, i) for i, name in enumerate(names)]
+        doomed = await join(fleet, other)
+        fleet.remove(MODEL_ID, steady.address)
+        before, came = came, [0] * len(names)
+        asking = [asyncio.create_task(answer(http, KINDS[name], came, i)) for i, name in enumerate(names)]
+        await until(lambda: min(came) > 0)
+        fleet.add(MODEL_ID, steady.address)
+        await fleet.until_ready(MODEL_ID, steady.address)
+        ended = sum(task.done() for task in asking)
+        core: Any = other.engine._core  # pyright: ignore[reportAttributeAccessIssue]
+        os.kill(core.pid, signal.SIGKILL)
+        again = await asyncio.gather(*asking)
+        figures = (await http.get("/metrics")).text
+        fleet.remove(MODEL_ID, doomed.address)
+    wrong = {name: (again[i], whole[i]) for i, name in enumerate(names) if again[i] != whole[i]}
+    assert wrong == {}, json.dumps(wrong)[:4000]
+    continued = re.findall(r"^penstock_streams_continued_total\S* (\S+)", figures, re.M)
+    print(f"{len(names)} streams, {ended} ended before; continued {continued}; pieces {before} {came}")
+    assert sum(map(float, continued)) >= len(names) - ended - 2 > 4
