@@ -185,7 +185,8 @@ async def _stop(backend: Backend) -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    if others:
+        await asyncio.wait(others)
     await backend.stop()
 
 
