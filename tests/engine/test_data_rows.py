@@ -16,7 +16,7 @@ from enginetest import BLOCK_SIZE, WINDOW, Served
 from penstock.asgi_client import call
 from penstock.data.backends.protocol import Response
 from penstock.data.execution.retry import classify_response
-from penstock.data.pipeline.row_program import LLM, program_columns, run_program
+from penstock.data.pipeline.row_program import ProgramLLM, program_columns, run_program
 from penstock.data.results.columns import result_columns, result_schema
 from penstock.data.results.outcome import Outcome
 from penstock.data.rows.builder import build_request
@@ -210,7 +210,7 @@ async def test_messages_that_a_table_filled_with_none_mean_what_they_meant(ask: 
 
 @pytest.mark.parity("X20")
 async def test_a_program_calls_a_tool_and_answers(ask: Asked):
-    async def weather(row: dict[str, Any], llm: LLM) -> dict[str, Any]:
+    async def weather(row: dict[str, Any], llm: ProgramLLM) -> dict[str, Any]:
         messages = user(f"What is the weather in {row['city']}?")
         asked = await llm.chat(messages, tools=[WEATHER])
         (made,) = asked.tool_calls
@@ -226,7 +226,7 @@ async def test_a_program_calls_a_tool_and_answers(ask: Asked):
 
 @pytest.mark.parity("X20")
 async def test_a_program_goes_on_after_what_is_too_long(ask: Asked):
-    async def shortened(row: dict[str, Any], llm: LLM) -> dict[str, Any]:
+    async def shortened(row: dict[str, Any], llm: ProgramLLM) -> dict[str, Any]:
         for count in (WINDOW, 2):
             with suppress(PromptTooLong):
                 return {"text": (await llm.chat("Hello! " * count, max_tokens=5)).text, "count": count}

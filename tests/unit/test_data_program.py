@@ -17,7 +17,7 @@ from penstock.data.backends.protocol import Response
 from penstock.data.execution.retry import classify_response
 from penstock.data.execution.window import Window
 from penstock.data.pipeline.model_configs import SGLangEngineProcessorConfig
-from penstock.data.pipeline.row_program import LLM, program_columns, program_schema, run_program
+from penstock.data.pipeline.row_program import ProgramLLM, program_columns, program_schema, run_program
 from penstock.data.pipeline.stage_spec import stage_spec
 from penstock.data.results.outcome import Failure, Outcome
 from penstock.data.rows.request import RowRequest, Task
@@ -58,7 +58,7 @@ async def ask() -> AsyncIterator[Asked]:
     await engine.stop()
 
 
-async def refined(row: dict[str, Any], llm: LLM) -> dict[str, Any]:
+async def refined(row: dict[str, Any], llm: ProgramLLM) -> dict[str, Any]:
     messages = [{"role": "user", "content": row["question"]}]
     first = await llm.chat(messages, max_tokens=5, ignore_eos=True)
     messages += [first.message, {"role": "user", "content": "Shorter."}]
@@ -78,7 +78,7 @@ async def test_a_second_turn_holds_the_first(ask: Asked):
 
 
 async def test_calls_run_side_by_side(ask: Asked):
-    async def votes(row: dict[str, Any], llm: LLM) -> dict[str, Any]:
+    async def votes(row: dict[str, Any], llm: ProgramLLM) -> dict[str, Any]:
         replies = await asyncio.gather(
             *(llm.chat("Yes?", seed=i, max_tokens=4, ignore_eos=True) for i in range(5))
         )
@@ -90,7 +90,7 @@ async def test_calls_run_side_by_side(ask: Asked):
 
 
 async def test_every_kind_of_call_has_its_answer(ask: Asked):
-    async def all_kinds(row: dict[str, Any], llm: LLM) -> dict[str, Any]:
+    async def all_kinds(row: dict[str, Any], llm: ProgramLLM) -> dict[str, Any]:
         completed = await llm.complete("a text", max_tokens=2, n=2)
         vector = await llm.embed("a text")
         scores = await llm.score("a text", ["a text", "another"])
@@ -116,7 +116,7 @@ async def test_calls_have_what_the_config_says_of_all_rows(ask: Asked):
 
 
 async def test_a_program_can_catch_what_an_engine_refuses(ask: Asked):
-    async def careful(row: dict[str, Any], llm: LLM) -> dict[str, Any]:
+    async def careful(row: dict[str, Any], llm: ProgramLLM) -> dict[str, Any]:
         try:
             await llm.chat("long " * 1000)
         except PromptTooLong as error:
@@ -137,7 +137,7 @@ async def failed(program: Any, ask: Any) -> Failure:
 
 
 async def test_what_a_program_lets_pass_is_the_rows_failure(ask: Asked):
-    async def careless(row: dict[str, Any], llm: LLM) -> dict[str, Any]:
+    async def careless(row: dict[str, Any], llm: ProgramLLM) -> dict[str, Any]:
         return {"text": (await llm.chat("long " * 1000)).text}
 
     failure = await failed(careless, ask)
@@ -145,7 +145,7 @@ async def test_what_a_program_lets_pass_is_the_rows_failure(ask: Asked):
 
 
 async def test_a_call_that_cannot_be_asked_is_told_in_the_program(ask: Asked):
-    async def wrong(row: dict[str, Any], llm: LLM) -> dict[str, Any]:
+    async def wrong(row: dict[str, Any], llm: ProgramLLM) -> dict[str, Any]:
         return {"text": (await llm.chat("x", temprature=1)).text}
 
     failure = await failed(wrong, ask)
@@ -153,19 +153,19 @@ async def test_a_call_that_cannot_be_asked_is_told_in_the_program(ask: Asked):
     assert ask.bodies == []
 
 
-async def nothing(row: dict[str, Any], llm: LLM) -> None:
+async def nothing(row: dict[str, Any], llm: ProgramLLM) -> None:
     return None
 
 
-async def breaks(row: dict[str, Any], llm: LLM) -> dict[str, Any]:
+async def breaks(row: dict[str, Any], llm: ProgramLLM) -> dict[str, Any]:
     return {"x": row["missing"]}
 
 
-async def no_json(row: dict[str, Any], llm: LLM) -> dict[str, Any]:
+async def no_json(row: dict[str, Any], llm: ProgramLLM) -> dict[str, Any]:
     return {"x": object()}
 
 
-def at_once(row: dict[str, Any], llm: LLM) -> dict[str, Any]:
+def at_once(row: dict[str, Any], llm: ProgramLLM) -> dict[str, Any]:
     return {}
 
 

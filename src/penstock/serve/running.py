@@ -15,7 +15,7 @@ _LOOK_S = 1.0
 _SHOWN_CHARS = 2_000
 
 
-class Service:
+class RunningService:
     """A running service, until `stop`, the end of a `with` block or of the program. url: for clients."""
 
     def __init__(self, url: str, name: str, *, own_ray: bool) -> None:
@@ -63,7 +63,7 @@ def run(
     name: str = "penstock",
     blocking: bool = False,
     **gateway: Any,
-) -> Service:
+) -> RunningService:
     """Serves these models at one OpenAI-compatible address, on a port of the gateway's own.
 
     On the Ray cluster that this program is connected to, else on one that it starts; called again under the
@@ -88,7 +88,7 @@ def run(
         if not (before.proxies or before.applications):
             serve.start(proxy_location="Disabled")  # the gateway has a port of its own
         app = build_openai_app({"llm_configs": list(configs), "gateway": settings})
-        service = Service(_url(settings), name, own_ray=own_ray)
+        service = RunningService(_url(settings), name, own_ray=own_ray)
         try:
             serve.run(app, name=name, route_prefix=None)
         except RuntimeError as error:  # Serve raises it for a failed deployment

@@ -12,7 +12,7 @@ from penstock.sources.cache import is_used
 
 
 @dataclass(frozen=True, slots=True)
-class Cached:
+class Download:
     """One model or adapter. used: the last time, in seconds since 1970. hub: in the hub client's cache."""
 
     name: str
@@ -28,12 +28,12 @@ class Cached:
         shutil.rmtree(self.folder)
 
 
-def cached() -> list[Cached]:
+def cached() -> list[Download]:
     """The largest first."""
     return sorted((*_of_hub(), *_of_sources()), key=lambda one: -one.size_bytes)
 
 
-def _of_hub() -> list[Cached]:
+def _of_hub() -> list[Download]:
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -42,16 +42,16 @@ def _of_hub() -> list[Cached]:
     except CacheNotFound:
         return []
     return [
-        Cached(one.repo_id, one.size_on_disk, one.last_accessed, one.repo_path, hub=True) for one in found
+        Download(one.repo_id, one.size_on_disk, one.last_accessed, one.repo_path, hub=True) for one in found
     ]
 
 
-def _of_sources() -> list[Cached]:
+def _of_sources() -> list[Download]:
     folder = Settings.read().cache_folder() / "sources"
-    found: list[Cached] = []
+    found: list[Download] = []
     for one in folder.iterdir() if folder.is_dir() else ():
         files = [path for path in one.rglob("*") if path.is_file()]
         used = max((version.stat().st_mtime for version in one.iterdir()), default=0.0)
         name = one.name.rpartition("-")[0].replace("--", "/")
-        found.append(Cached(name, sum(path.stat().st_size for path in files), used, one, hub=False))
+        found.append(Download(name, sum(path.stat().st_size for path in files), used, one, hub=False))
     return found

@@ -26,7 +26,7 @@ from penstock.errors import BadRequest, Error, OwnCodeFailed
 log = logging.getLogger(__name__)
 
 Send = Callable[[RowRequest], Awaitable[Outcome]]
-Program = Callable[[dict[str, Any], "LLM"], Awaitable[Mapping[str, Any]]]
+Program = Callable[[dict[str, Any], "ProgramLLM"], Awaitable[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Label:
     probs: list[float]
 
 
-class LLM:
+class ProgramLLM:
     """The model, for one row's program. Calls may run in parallel (`asyncio.gather`).
 
     Parameters are fields of a row: `temperature`, `max_tokens`, `tools`, `response_format`, `model`, ...
@@ -154,7 +154,7 @@ async def run_program(
 
     A Penstock error that the program does not catch is the row's failure; any other is `own_code_failed`.
     """
-    llm, began_s = LLM(send, task, defaults), time.monotonic()
+    llm, began_s = ProgramLLM(send, task, defaults), time.monotonic()
     try:
         output = _checked_output(await _start(program, dict(row), llm))
     except OwnCodeFailed as error:
@@ -184,7 +184,7 @@ def program_columns(outcome: Outcome) -> tuple[dict[str, Any], dict[str, Any]]:
     return ran.pop("output"), found | ran
 
 
-def _start(program: Program, row: dict[str, Any], llm: LLM) -> Awaitable[Any]:
+def _start(program: Program, row: dict[str, Any], llm: ProgramLLM) -> Awaitable[Any]:
     coroutine: Any = program(row, llm)
     if not inspect.isawaitable(coroutine):
         raise OwnCodeFailed(

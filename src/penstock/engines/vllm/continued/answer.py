@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from penstock.request_context import id_seed, record_tokens, tokens_before
 
 
-class Answer:
+class AnswerNames:
     """requests: to the engine, so far. ids: numbers of the ids in it."""
 
     def __init__(self) -> None:
@@ -18,13 +18,13 @@ class Answer:
         self.ids = itertools.count()
 
 
-_running: ContextVar[Answer | None] = ContextVar("_running", default=None)
+_running: ContextVar[AnswerNames | None] = ContextVar("_running", default=None)
 
 
 def begin() -> None:
     """Call it in the context that all tasks of an HTTP request inherit."""
     if record_tokens.get() is not None or tokens_before.get():
-        _running.set(Answer())
+        _running.set(AnswerNames())
 
 
 def count() -> None:
