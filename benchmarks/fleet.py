@@ -131,7 +131,8 @@ async def _serve_replica(app: str, options: dict[str, Any], slo: dict[str, float
     if slo is not None:
         share = BatchShare(load, Targets(**slo), time.monotonic)
         asgi = ByClass(asgi, Turns(share))
-    facts = StatusSource(load=load, hello=lambda: link.Hello(MODEL_ID, 8), batch=share)
+    hello = link.Hello(MODEL_ID, 8)
+    facts = StatusSource(load=load, hello=lambda: hello, batch=share, version=app)
     listener = await Listener.open(asgi, facts, node_id=NODE, node_host="127.0.0.1")
     await listener.sockets.listen_on_network()
     _kept.append(listener)

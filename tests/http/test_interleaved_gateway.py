@@ -24,7 +24,7 @@ from penstock.transport.address import Address
 
 def asked(**fields: Any) -> tuple[dict[str, Any], Any, Any, list[Any]]:
     """A request as the gateway gets it from its port, and what it answers."""
-    body, said = json.dumps(chat(max_tokens=3, **fields)).encode(), []
+    body, said = json.dumps(chat(**{"max_tokens": 3} | fields)).encode(), []
     headers = [(b"content-type", b"application/json"), (b"host", b"127.0.0.1")]
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "query_string": b""}
     scope |= {"headers": headers, "client": ("127.0.0.1", 9), "root_path": "", "http_version": "1.1"}
@@ -114,6 +114,52 @@ def test_a_request_that_goes_elsewhere_has_one_answer_wherever_it_fails():
             await served.close()
 
     assert disturbed(requests, (*DISTURBANCES, LOST)) >= 15
+
+
+def test_a_stream_that_goes_on_says_nothing_twice_wherever_it_is_disturbed():
+    """Its replica dies; the next one drains when it has it."""
+
+    whole_text = "hello" * 6  # in 12 tokens
+
+    def said_by(said: list[Any]) -> tuple[str, bool]:
+        body = b"".join(one.get("body", b"") for one in said if one["type"] == "http.response.body").decode()
+        data = [event.removeprefix("data: ") for event in body.split("\n\n") if event]
+        texts = [
+            json.loads(one)["choices"][0]["delta"].get("content", "") for one in data if '"delta"' in one
+        ]
+        assert [one for one in data if '"delta"' not in one and "error" not in one] in ([], ["[DONE]"])
+        return "".join(texts), data[-1:] == ["[DONE]"]
+
+    async def streams(start: Start) -> None:
+        served = Served()
+        try:
+            model = ServedModel("m", created=1, max_ongoing_requests=3)
+            gateway = await served.gateway(model, request_timeout_s=600)
+            dying = await served.replica("m", step_base_ms=50, die_after_tokens=4)
+            asking = []
+            for _ in range(2):
+                scope, receive, send, said = asked(stream=True, max_tokens=12, ignore_eos=True)
+                asking.append((start(gateway(scope, receive, send)), said))
+            await asyncio.sleep(0.01)
+            drains, last = [await served.replica("m", step_base_ms=50) for _ in range(2)]
+            seen = list(served.table)
+            await asyncio.sleep(0.3)
+            drains.listener.links.drain()
+            await asyncio.wait([task for task, _ in asking], timeout=1000)
+            for task, said in asking:
+                left = isinstance(ended()(task), BaseException)
+                text, whole = said_by(said)
+                assert text == whole_text if whole else whole_text.startswith(text)
+                assert whole or left or b'"error"' in said[-1]["body"]
+            await until(lambda: not any(one.engine.load().running for one in (drains, last)))
+            assert [one.in_flight for one in seen] == [0, 0, 0]
+            assert (served.table.leases("m"), len(served.line("m")), gateway._bodies.used) == (0, 0, 0)
+            assert (gateway._dispatch._records.reserved, dict(gateway._dispatch._streams._at)) == (0, {})
+            assert dying
+        finally:
+            await served.close()
+
+    assert disturbed(streams, (*DISTURBANCES, LOST)) >= 12
 
 
 def test_a_replica_is_known_again_wherever_its_link_fails():

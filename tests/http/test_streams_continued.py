@@ -15,6 +15,7 @@ import httpx
 import pytest
 from served import Replica, Served, chat, until
 
+from penstock.serve.gateway.catalogue import ServedModel
 from penstock.transport import continuation
 
 pytestmark = pytest.mark.parity("X4")
@@ -320,3 +321,33 @@ async def test_a_client_that_reads_slowly_gets_each_event_once(served: Served):
     writer.close()
     got = re.sub(rb"\r\n[0-9a-f]+\r\n", b"", raw.partition(b"\r\n\r\n")[2])
     assert same(got.decode()).partition("data: ")[2].rstrip() == whole.partition("data: ")[2].rstrip()
+
+
+async def test_streams_leave_a_replica_that_drains_and_it_waits_for_none(served: Served):
+    await served.gateway("m")
+    leaving = await served.replica(**SLOWLY | {"step_base_ms": 20})
+    async with served.http() as http:
+        long = {"ignore_eos": True, "max_tokens": 200}
+        asking = [asyncio.create_task(answer(http, "chat", **long)) for _ in range(8)]
+        await until(lambda: leaving.engine.load().running == 8)
+        staying = await served.replica(**SLOWLY)
+        whole = same(await answer(http, "chat", **long))
+        assert await leaving.listener.drain(60) == 0
+        assert staying.engine.load().running == 8
+        assert {same(text) for text in await asyncio.gather(*asking)} == {whole}
+        found = await figures(http)
+        assert found.pop("tokens_replayed") > 8
+        assert found == {"continued": 8}
+    assert served.table.leases("m") == 0
+
+
+async def test_a_replica_that_drains_keeps_what_no_other_has_room_for(served: Served):
+    await served.gateway(ServedModel("m", created=1, max_ongoing_requests=2))
+    leaving, full = [await served.replica(**SLOWLY | {"step_base_ms": 30}) for _ in range(2)]
+    async with served.http() as http:
+        asking = [asyncio.create_task(answer(http, "chat")) for _ in range(4)]
+        await until(lambda: leaving.engine.load().running == full.engine.load().running == 2)
+        assert await leaving.listener.drain(60) == 0
+        texts = await asyncio.gather(*asking)
+        assert all("[DONE]" in text for text in texts)
+        assert (await figures(http)).get("continued", 0) <= 2

@@ -41,11 +41,12 @@ def encode(recorded: Sequence[Group | None]) -> tuple[int, bytes]:
 
 def _value(group: Group) -> object:
     one = group[0]
-    if len(group) == 1 and one.finish_reason is None and not one.choice and not one.cached_tokens:
+    plain = one.finish_reason is None and not (one.choice or one.cached_tokens or one.logprobs)
+    if len(group) == 1 and plain:
         ids = one.token_ids
         return ids[0] if len(ids) == 1 else list(ids)
     return [
-        (list(one.token_ids), one.choice, one.finish_reason, one.stop_reason, list(one.cached_tokens))
+        (list(one.token_ids), one.choice, one.finish_reason, one.stop_reason, one.cached_tokens, one.logprobs)
         for one in group
     ]
 
