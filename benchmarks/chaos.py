@@ -48,7 +48,7 @@ _TITLES = {
     "raylet": re.compile(r"/raylet "),
     "gcs": re.compile(r"/gcs_server "),
 }
-_BEGUN, _ACCEPTED = "stream: error event", ("stream: cut", "unary: cut")
+_ACCEPTED = ("stream: cut", "unary: cut")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ class Promise:
 
 
 FAULTS = {
-    "kill engine": Promise((_BEGUN,)),
-    "stop engine": Promise((_BEGUN,), slowest_s=8.0),
-    "kill replica": Promise((_BEGUN,)),
-    "stop replica": Promise((_BEGUN,), slowest_s=9.0),
+    "kill engine": Promise(),
+    "stop engine": Promise(slowest_s=8.0),
+    "kill replica": Promise(),
+    "stop replica": Promise(slowest_s=9.0),
     "kill gateway": Promise(_ACCEPTED),
     "stop gateway": Promise(_ACCEPTED),
     "kill control": Promise(),

@@ -83,7 +83,10 @@ PLAIN: dict[str, Kind] = {
         COMPLETIONS,
         TEXT | HOT | {"n": 2, "seed": 33, "stop": ["zzq"], "stop_token_ids": list(range(320, 332))},
     ),
-    "logprobs": (CHAT, SUM | GREEDY | {"logprobs": True, "top_logprobs": 3, "n": 2}),
+    "logprobs": (
+        CHAT,
+        SUM | HOT | {"seed": 32, "logprobs": True, "top_logprobs": 3, "n": 2, "max_tokens": 40},
+    ),
     "logprobs and stop strings": (
         COMPLETIONS,
         TEXT | HOT | {"seed": 31, "logprobs": 2, "stop": ["en d", "e e", "s a"]},

@@ -17,6 +17,7 @@ from enginetest import Served, until
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.parity("X4"),
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
 ]
 

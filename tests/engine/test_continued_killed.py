@@ -28,6 +28,7 @@ from penstock.transport import link
 pytestmark = [
     pytest.mark.full,
     pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.parity("X4"),
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
 ]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
+from continuing import PLAIN, differences, stream
 from demo_questions import QUESTIONS
 from enginetest import MODEL_ID, serve, vllm_config
 
@@ -19,3 +22,8 @@ async def test_two_workers_answer_as_one(shape: str):
         body = {"model": MODEL_ID, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
         answer = await served.http.post("/v1/chat/completions", json=body)
         assert answer.json()["choices"][0]["message"]["content"] == QUESTIONS[QUESTION]
+        app, kind = served.engine.app(), PLAIN["penalties, seeded"]
+        if shape == "pipeline_parallel_size":
+            assert (await stream(app, *kind)).groups == []  # nothing tells that it could go on exactly
+        else:
+            assert await differences(app, kind, 3, random.Random(1)) == []

@@ -129,11 +129,14 @@ def dies(served: Served, replica: Replica) -> None:
 Way = Callable[[Served, Replica], None]
 
 
-async def cut(served: Served, http: httpx.AsyncClient, kind: str, *cuts: tuple[int, Way, Replica]) -> str:
+async def cut(
+    served: Served, http: httpx.AsyncClient, kind: str, *cuts: tuple[int, Way, Any], **more: Any
+) -> str:
     """An answer whose replicas fail in these ways, each once so many events have come."""
     (path, body), left = KINDS[kind], list(cuts)
     text = ""
-    async with http.stream("POST", path, json={"model": "m", "stream": True, **body}, headers=ID) as response:
+    asked = {"model": "m", "stream": True, **body, **more}
+    async with http.stream("POST", path, json=asked, headers=ID) as response:
         async for piece in response.aiter_text():
             text += piece
             if left and text.count("\n\n") >= left[0][0]:
@@ -351,3 +354,27 @@ async def test_a_replica_that_drains_keeps_what_no_other_has_room_for(served: Se
         texts = await asyncio.gather(*asking)
         assert all("[DONE]" in text for text in texts)
         assert (await figures(http)).get("continued", 0) <= 2
+
+
+@pytest.mark.parametrize("same_files", [True, False])
+async def test_an_adapter_is_the_same_when_its_files_are(served: Served, tmp_path: Path, same_files: bool):
+    def lora(folder: Path, config: str) -> dict[str, Any]:
+        (folder / "poet").mkdir(parents=True, exist_ok=True)
+        if not (file := folder / "poet" / "adapter_config.json").exists():
+            file.write_text(config)
+        return {"dynamic_lora_loading_path": str(folder)}
+
+    await served.gateway(ServedModel("m", created=1, adapter_slots=4), wait_for_replica_s=1)
+    doomed = await served.replica(**SLOWLY, lora=lora(tmp_path / "one", "{}"))
+    async with served.http() as http:
+        whole = same(await answer(http, "chat", model="m:poet"))
+        asking = asyncio.create_task(cut(served, http, "chat", (6, dies, doomed), model="m:poet"))
+        await until(lambda: doomed.engine.load().running)
+        where = tmp_path / ("one" if same_files else "two")
+        await served.replica(**SLOWLY, lora=lora(where, "{}" if same_files else '{"r": 8}'))
+        text = await asking
+        if same_files:
+            assert same(text) == whole
+        else:
+            assert error_of(text)["code"] == "engine_dead"
+            assert await figures(http) == {"cut no replica": 1}

@@ -19,8 +19,11 @@ def test_with_two_replicas_no_request_fails(zoo: Zoo):
     client = zoo.client()
 
     def ask(number: int) -> str:
-        messages = [{"role": "user", "content": f"words {number}"}]
-        return client.chat.completions.create(model=SLOW, messages=messages).choices[0].message.content
+        asked = {"model": SLOW, "messages": [{"role": "user", "content": f"words {number}"}]}
+        if number % 2:
+            return client.chat.completions.create(**asked).choices[0].message.content
+        stream = client.chat.completions.create(**asked, stream=True)
+        return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
 
     try:
         with ThreadPoolExecutor(8) as many:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from ray import serve
-from tests.ray.updating import APP, no_request_is_lost
+from tests.ray.updating import APP, long_streams_move, no_request_is_lost
 
 pytestmark = pytest.mark.full
 
@@ -19,3 +19,8 @@ def url(serve_url: str, free_port: int) -> Iterator[str]:
 @pytest.mark.parametrize(("replicas", "gateways"), [((2, 2, 1), 1), ((1, 1), 2)])
 async def test_no_request_is_lost_and_no_stream_broken(url: str, replicas: tuple[int, ...], gateways: int):
     await no_request_is_lost(url, replicas, gateways)
+
+
+@pytest.mark.parity("X4")
+async def test_an_update_moves_streams_and_waits_for_none(url: str):
+    await long_streams_move(url)

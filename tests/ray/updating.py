@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from penstock.serve import LLMConfig, build_openai_app
 APP = "renewed"
 CLIENTS = 8
 WORDS = 60
+LONG = 6000  # words: a minute
 
 
 class NeedsFile:
@@ -41,8 +43,30 @@ async def no_request_is_lost(url: str, replicas: Sequence[int], gateways: int) -
         assert set(ends) == {"data: [DONE]"}
 
 
-def deploy(url: str, replicas: int, step_ms: float, **gateway: Any) -> None:
+async def long_streams_move(url: str) -> None:
+    """Both replicas are replaced by ones that give the same answers: streams go on there."""
+    await asyncio.to_thread(deploy, url, 2, 10.0)
+    body = {"model": "sim", "prompt": "on and on", "max_tokens": LONG, "ignore_eos": True, "stream": True}
+    async with httpx.AsyncClient(base_url=url, timeout=90) as http, asyncio.TaskGroup() as clients:
+        asking = [clients.create_task(http.post("/v1/completions", json=body)) for _ in range(CLIENTS)]
+        await asyncio.sleep(1)
+        await asyncio.to_thread(deploy, url, 2, 10.0, answers_as_before={"slo": {"ttft_ms": 60_000}})
+        left = sum(not one.done() for one in asking)
+    texts = {re.sub(r'"(id|created)":[^,]*,', "", (await one).text) for one in asking}
+    assert [text.endswith("data: [DONE]\n\n") and text.count('"text"') for text in texts] == [LONG]
+    async with httpx.AsyncClient(base_url=url) as http:
+        figures = (await http.get("/metrics")).text
+    found = [line for line in figures.splitlines() if "stream" in line and "_total" in line]
+    assert left == CLIENTS, ("the update waited for streams", found)
+    assert 'penstock_streams_continued_total{model="sim"} 0.0' not in figures, found
+    assert "penstock_streams_cut_total{" not in figures
+
+
+def deploy(
+    url: str, replicas: int, step_ms: float, answers_as_before: dict[str, Any] | None = None, **gateway: Any
+) -> None:
     config = LLMConfig(
+        **(answers_as_before or {}),
         model_loading_config={"model_id": "sim"},
         llm_engine="sim",
         engine_kwargs={"step_base_ms": step_ms},

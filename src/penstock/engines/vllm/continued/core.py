@@ -19,23 +19,22 @@ def take_up(*, grammars: bool) -> None:
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from penstock.engines.vllm.continued import worker
-
     begin, start = Request.from_engine_core_request, EngineCore.__init__
 
     def from_engine_core_request(request: Any, block_hasher: Any) -> Request:
         made = begin(request, block_hasher)
         if ids := emitted(request.sampling_params):
             made.append_output_token_ids(ids)
-            made.prefill_stats = (
-                None  # the scheduler asserts that only tokens of the prompt come from the cache
-            )
+            made.prefill_stats = None  # with it, the scheduler asserts that the cache holds but the prompt
         return made
 
     @functools.wraps(start)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         start(self, *args, **kwargs)
-        if not self.vllm_config.use_v2_model_runner:  # which takes new requests as it takes preempted ones
+        config = self.vllm_config  # the second runner takes new requests as it takes preempted ones
+        if not config.use_v2_model_runner and config.parallel_config.distributed_executor_backend != "ray":
+            from penstock.engines.vllm.continued import worker
+
             self.collective_rpc(worker.take_up)
 
     Request.from_engine_core_request = staticmethod(from_engine_core_request)  # pyright: ignore[reportAttributeAccessIssue]

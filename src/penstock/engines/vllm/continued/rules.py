@@ -26,6 +26,7 @@ class Rules:
             or getattr(config, "watermark_config", None)
             or getattr(config, "aux_output_config", model).enable_return_routed_experts
             or getattr(model, "is_diffusion", False)
+            or getattr(model, "enable_prompt_embeds", False)
             or model.is_encoder_decoder
             or model.logits_processors
             or parallel.pipeline_parallel_size > 1
