@@ -173,7 +173,8 @@ class Journal(RequestOutputCollector):
             for name, tokens in zip(_CACHED, one.cached_tokens, strict=False):
                 setattr(state, name, tokens)
             for step in one.logprobs:
-                state.logprobs_processor.logprobs.append({id: Logprob(*rest) for id, *rest in step})
+                values = {id: Logprob(value, rank, text) for id, value, rank, text in step}
+                state.logprobs_processor.logprobs.append(values)
                 state.logprobs_processor.cumulative_logprob += step[0][1]
         by_string = one.finish_reason == "stop" and isinstance(one.stop_reason, str)
         if one.finish_reason is not None and not by_string:  # the string will be found again
