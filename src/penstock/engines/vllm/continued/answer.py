@@ -10,21 +10,21 @@ from contextvars import ContextVar
 from penstock.request_context import id_seed, record_tokens, tokens_before
 
 
-class AnswerNames:
-    """requests: to the engine, so far. ids: numbers of the ids in it."""
+class _Requests:
+    """count: so far. ids: numbers of the ids in the answer."""
 
     def __init__(self) -> None:
-        self.requests = 0
+        self.count = 0
         self.ids = itertools.count()
 
 
-_running: ContextVar[AnswerNames | None] = ContextVar("_running", default=None)
+_running: ContextVar[_Requests | None] = ContextVar("_running", default=None)
 
 
 def begin() -> None:
     """Call it in the context that all tasks of an HTTP request inherit."""
     if record_tokens.get() is not None or tokens_before.get():
-        _running.set(AnswerNames())
+        _running.set(_Requests())
 
 
 def count() -> None:
@@ -33,18 +33,18 @@ def count() -> None:
         begin()
         answer = _running.get()
     if answer is not None:
-        answer.requests += 1
+        answer.count += 1
 
 
 def refuse() -> None:
     """Call it before an answer whose tokens do not tell what its app makes of them."""
     if (answer := _running.get()) is not None:
-        answer.requests += 1
+        answer.count += 1
 
 
 def requests() -> int:
     """How many requests the running answer is made of, so far; -1 for one that nobody can continue."""
-    return answer.requests if (answer := _running.get()) is not None else -1
+    return answer.count if (answer := _running.get()) is not None else -1
 
 
 def unique() -> str:

@@ -170,11 +170,11 @@ class Journal(RequestOutputCollector):
         made = EngineCoreOutput(self._held[one.choice].request_id, list(one.token_ids))
         if one.cached_tokens or one.logprobs:
             state: Any = self._processor.request_states[made.request_id]
-            steps: Any = one.logprobs
             for name, tokens in zip(_CACHED, one.cached_tokens, strict=False):
                 setattr(state, name, tokens)
-            for step in steps:
-                state.logprobs_processor.logprobs.append({id: Logprob(*rest) for id, *rest in step})
+            for step in one.logprobs:
+                values = {id: Logprob(value, rank, text) for id, value, rank, text in step}
+                state.logprobs_processor.logprobs.append(values)
                 state.logprobs_processor.cumulative_logprob += step[0][1]
         by_string = one.finish_reason == "stop" and isinstance(one.stop_reason, str)
         if one.finish_reason is not None and not by_string:  # the string will be found again
