@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from asking import CHAT, COMPLETIONS, RESPONSES
 from continuing import GREEDY, PARSED, PLAIN, SUM, TEXT, differences, stream
-from enginetest import Served, until
+from enginetest import Served
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),

@@ -11,6 +11,7 @@ from interleaving import ended as how_it_ended
 from penstock.data.backends.protocol import Response
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
+from penstock.data.results.outcome import Outcome
 from penstock.data.rows.request import RowRequest
 from penstock.errors import EngineDead, EngineStartFailed, Unavailable
 
@@ -212,7 +213,8 @@ async def test_an_engine_that_dies_of_everything_is_given_up():
     backend = Broken(size=64)
     window = Window(backend, QUICK)
     results = await asyncio.gather(*(window.run(row(f"row{n}")) for n in range(64)), return_exceptions=True)
-    poison = [result for result in results if not isinstance(result, EngineDead)]
+    poison = [result for result in results if isinstance(result, Outcome)]
+    assert {type(result) for result in results} == {Outcome, EngineDead}
     assert {outcome.failure.code for outcome in poison} == {"poison_row"}
     assert len(poison) < 12
     assert 1_000 - backend.starts == 4 * QUICK.max_deaths
@@ -274,7 +276,8 @@ async def test_of_three_poison_rows_each_is_found_and_no_other():
 
 
 async def test_where_others_share_the_engines_the_rest_goes_on_beside_suspects():
-    window = Window(Obedient(size=4), QUICK, exclusive=False)
+    backend = Obedient(size=4)
+    window = Window(backend, QUICK, exclusive=False)
     suspect = asyncio.create_task(window.run(row("hang"), deaths=2))
     others = await asyncio.gather(*(window.run(row(f"row{n}")) for n in range(10)))
     assert [outcome.state for outcome in others] == ["ok"] * 10
@@ -305,13 +308,14 @@ async def test_deaths_elsewhere_count():
 
 
 async def test_an_engine_that_cannot_start_again_ends_every_row_of_the_window():
-    window = Window(Obedient(size=2, starts=0), QUICK)
+    backend = Obedient(size=2, starts=0)
+    window = Window(backend, QUICK)
     rows = [asyncio.create_task(window.run(row(word))) for word in ("poison", "row", "later")]
     results = await asyncio.gather(*rows, return_exceptions=True)
     assert [type(result) for result in results] == [EngineStartFailed] * 3
     with pytest.raises(EngineStartFailed):
         await window.run(row("row"))
-    window.backend.size = 0
+    backend.size = 0
     with pytest.raises(EngineStartFailed):
         await asyncio.wait_for(window.wait_for_slot(), 10)
 
@@ -383,10 +387,11 @@ async def test_room_is_what_the_backend_has_less_those_that_wait():
 
 
 async def test_rows_that_wait_have_the_next_room():
-    window = Window(Obedient(size=4), QUICK)
+    backend = Obedient(size=4)
+    window = Window(backend, QUICK)
     rows = [asyncio.create_task(window.run(row("hang"))) for _ in range(6)]
     await asyncio.sleep(0)
-    window.backend.size = 8
+    backend.size = 8
     assert window.available_slots() == 2
     for each in rows:
         each.cancel()
@@ -397,10 +402,11 @@ async def test_there_is_no_room_while_an_engine_starts_or_suspects_run_alone():
         async def start(self, progress=None) -> None:
             await asyncio.sleep(0.05)
 
-    window = Window(Slow(), QUICK, exclusive=False)
+    backend = Slow()
+    window = Window(backend, QUICK, exclusive=False)
     hung = asyncio.create_task(window.run(row("hang")))
     await asyncio.sleep(0)
-    next(iter(window.backend.inside)).set_exception(EngineDead("Killed."))
+    next(iter(backend.inside)).set_exception(EngineDead("Killed."))
     await asyncio.sleep(0.01)
     assert window.available_slots() == 0
     hung.cancel()
