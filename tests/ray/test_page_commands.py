@@ -92,7 +92,8 @@ def folder(tmp_path: Path) -> Path:
     for name, text in BROUGHT.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    (tmp_path / "my-model").symlink_to(penstock.demo_model())
+    for name in ("my-model", "my-large-model"):
+        (tmp_path / name).symlink_to(penstock.demo_model())
     (tmp_path / "vision_preprocessing.py").symlink_to(ROOT / "examples" / "vision_preprocessing.py")
     pair = write_pair(tmp_path)
     pair.cert.rename(tmp_path / "fullchain.pem")
