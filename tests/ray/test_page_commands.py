@@ -31,6 +31,7 @@ deployment_config: {{num_replicas: {1}}}
 """
 BROUGHT = {
     "questions.jsonl": f'{{"prompt": "{QUESTION}"}}\n',
+    "articles.csv": f"text\n{QUESTION}\n",
     "rows.jsonl": f'{{"prompt": "{QUESTION}"}}\n',
     "config.yaml": MODEL.format("my-model", 2),
     "qwen.yaml": MODEL.format("qwen", 2),
