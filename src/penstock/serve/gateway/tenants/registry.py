@@ -1,0 +1,209 @@
+"""The tenants of one gateway: their keys, what they may still do, and what they have used.
+
+Keys come from the config and from a file, which is read again when it changes. Usage goes to a store, once a
+second; the store's answer says what other gateways have counted. Without an answer the gateway goes on with
+what it knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from penstock.config import GatewayConfig
+from penstock.config.loading.keys_file import load
+from penstock.config.schema.tenants import USUAL_SCOPES, KeyConfig, KeysConfig, Scope, hashed
+from penstock.errors import ConfigError
+from penstock.metrics import GatewayMetrics
+from penstock.serve.gateway.tenants.meter import RequestMeter, TokenCounts
+from penstock.serve.tenancy.keys import DEFAULT_TENANT, Grant, KeyTable
+from penstock.serve.tenancy.limits import Periods, Reservation, learn
+from penstock.serve.tenancy.usage import Settlement, Totals, UsageCounters
+
+log = logging.getLogger(__name__)
+
+Settle = Callable[[Settlement], Awaitable[Totals]]
+"""Hands a settlement to the usage store. Raises: any exception, when it may not have it."""
+
+_LOOK_S = 0.5  # at the file of keys
+_SETTLE_S = 1.0
+_LAST_S = 2.0  # for the last settlement, when the gateway ends
+_WARN_S = 60.0
+_MOST_SHOWN = 200
+_REST = "other"
+"""Tenants in metrics: so many, and all others together."""
+
+State = tuple[int, int, int] | None
+
+
+class Tenants:
+    """Used on the gateway's event loop, between `start` and `close`."""
+
+    def __init__(self, config: GatewayConfig, settle: Settle | None, metrics: GatewayMetrics) -> None:
+        """settle: None to keep usage for the metrics only."""
+        self._config = config
+        self._settle = settle
+        self._metrics = metrics
+        self._file = config.keys_file
+        self._state: State = None
+        self._counters = UsageCounters()
+        self._today = Periods.at(time.time())
+        self._shown: dict[str, list[int]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._settled_at = time.monotonic()
+        self.keys = KeyTable()
+
+    async def start(self) -> None:
+        """Raises: ConfigError for a file of keys that cannot be read."""
+        found = KeysConfig()
+        if self._file is not None:
+            self._state = _state(self._file)
+            found = await asyncio.to_thread(load, self._file)
+            self._tasks.append(asyncio.create_task(self._watch(self._file)))
+        self._take(found)
+        if self._settle is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_S):
+                    await self._send()
+            self._tasks.append(asyncio.create_task(self._send_often()))
+
+    async def close(self) -> None:
+        """Settles a last time."""
+        for task in self._tasks:
+            task.cancel()
+        if self._settle is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_S):
+                    await self._send()
+                    await self._send()  # after one that was not answered: what was counted since
+
+    # -- keys
+
+    def _take(self, found: KeysConfig) -> None:
+        config, own = self._config, list[KeyConfig]()
+        if config.api_key is not None:
+            scopes: list[Scope] = [*USUAL_SCOPES, "metrics"]
+            key_hash = hashed(config.api_key.get_secret_value())
+            own = [KeyConfig(tenant=DEFAULT_TENANT, name=DEFAULT_TENANT, hash=key_hash, scopes=scopes)]
+        self.keys.replace([*own, *config.keys, *found.keys], {**config.tenants, **found.tenants})
+
+    async def _watch(self, file: str) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            state = await asyncio.to_thread(_state, file)
+            if state == self._state:
+                continue
+            self._state = state
+            try:
+                self._take(await asyncio.to_thread(load, file))
+            except ConfigError as error:
+                log.error("The keys stay as they were: %s", error)
+            else:
+                log.info("%s has been read again: %d keys.", file, len(self.keys))
+
+    # -- requests
+
+    def begin(
+        self,
+        grant: Grant,
+        prompt: int,
+        most: int | None,
+        *,
+        streams: bool,
+        hides: bool,
+        adapter: str,
+        tier: str,
+    ) -> RequestMeter:
+        """Reserves for a request. prompt, most: its tokens, and those of its answer if it says.
+
+        Raises: RateLimited, QuotaExhausted.
+        """
+        answer = int(grant.accounts[1].answer_tokens) if most is None else most
+        seconds = time.time()
+        try:
+            reservation = Reservation.make(
+                grant.accounts, prompt + answer, time.monotonic(), self._day(seconds), seconds
+            )
+        except Exception:
+            self._show(grant.tenant)[4] += 1
+            raise
+        return RequestMeter(
+            grant, reservation, prompt, streams=streams, hides=hides, adapter=adapter, tier=tier
+        )
+
+    def end(self, meter: RequestMeter, model: str, tokens: TokenCounts, *, failed: bool) -> None:
+        """The request has ended. Call it once."""
+        seconds, grant = time.time(), meter.grant
+        meter.reservation.settle(tokens.prompt + tokens.output, time.monotonic(), self._day(seconds))
+        row = self._counters.row(grant.tenant, grant.name, model, meter.adapter, meter.tier, seconds)
+        row.requests += 1
+        row.prompt_tokens += tokens.prompt
+        row.cached_tokens += tokens.cached
+        row.output_tokens += tokens.output
+        row.errors += failed
+        shown = self._show(grant.tenant)
+        shown[0] += 1
+        shown[1] += tokens.prompt
+        shown[2] += tokens.cached
+        shown[3] += tokens.output
+        if tokens.output and not failed:
+            learn(grant.accounts[1], tokens.output)
+
+    def _day(self, seconds: float) -> Periods:
+        today = self._today
+        if not today.day_ends - 86_400 <= seconds < today.day_ends:
+            today = self._today = Periods.at(seconds)
+        return today
+
+    # -- usage
+
+    def _show(self, tenant: str) -> list[int]:
+        """Counts for the metrics: requests, tokens (prompt, cached, output), refusals."""
+        found = self._shown.get(tenant)
+        if found is None:
+            name = tenant if len(self._shown) < _MOST_SHOWN else _REST
+            found = self._shown.setdefault(name, [0] * 5)
+        return found
+
+    def count(self) -> None:
+        """Brings the metrics up to date."""
+        metrics = self._metrics
+        for tenant, counts in self._shown.items():
+            requests, prompt, cached, output, refused = counts
+            counts[:] = [0] * 5
+            metrics.tenant_requests.labels(tenant).inc(requests)
+            metrics.tenant_refusals.labels(tenant).inc(refused)
+            for kind, tokens in (("prompt", prompt), ("cached", cached), ("output", output)):
+                metrics.tenant_tokens.labels(tenant, kind).inc(tokens)
+
+    async def _send_often(self) -> None:
+        while True:
+            await asyncio.sleep(_SETTLE_S)
+            await self._send()
+
+    async def _send(self) -> None:
+        """Sends what was counted; without an answer, the same again next time."""
+        assert self._settle is not None
+        accounts, now = self.keys.accounts, time.monotonic()
+        try:
+            totals = await self._settle(self._counters.settlement(accounts, now))
+        except Exception as error:  # of control, or of the disk
+            if now - self._settled_at > _WARN_S:
+                self._settled_at = now
+                log.warning("Usage could not be stored for a while, and is kept: %s", error)
+            return
+        self._settled_at = now
+        self._counters.settled(totals, self.keys.accounts)
+
+
+def _state(file: str) -> State:
+    """What changes when the file does, or the link to it."""
+    try:
+        stat = os.stat(file)
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size
