@@ -12,6 +12,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from penstock import errors, json_logs, tiers
 from penstock.asgi import ASGIApp, ClientGone, Receive, Scope, Send, lifespan
 from penstock.config import GatewayConfig
 from penstock.metrics import GatewayFigures
+from penstock.openai.response_items import tenant_mark
 from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import admin, routes, stored_responses
@@ -36,10 +38,12 @@ from penstock.serve.gateway.telemetry import timing
 from penstock.serve.gateway.telemetry.process_totals import ProcessTotals
 from penstock.serve.gateway.telemetry.tracing import tracing
 from penstock.serve.gateway.tenants.meter import RequestMeter
-from penstock.serve.gateway.tenants.registry import Settle, Tenants
+from penstock.serve.gateway.tenants.registry import Tenants
 from penstock.serve.http import cors
 from penstock.serve.http.connection_limits import Connections
 from penstock.serve.tenancy import limits
+from penstock.serve.tenancy.keys import DEFAULT_TENANT
+from penstock.serve.tenancy.reporting import Settle
 from penstock.tiers import Tier
 from penstock.transport import link
 from penstock.transport.connection import Headers
@@ -51,6 +55,13 @@ log = logging.getLogger(__name__)
 
 _USAGE_ON_REQUEST = ("/v1/chat/completions", "/v1/completions")  # of streams; others always report it
 _RESPONSES = "/v1/responses"  # there, engines repeat the `service_tier` of the body
+
+
+@cache
+def _mark(tenant: str) -> str:
+    """Responses without a mark are the default tenant's."""
+    return "" if tenant == DEFAULT_TENANT else tenant_mark(tenant)
+
 
 Operate = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """Called with an operation's name and its arguments, `model`, `replica` and `timeout_s` among them."""
@@ -282,11 +293,12 @@ class Gateway:
         route = request.route
         named = content.fields.model or request.queried("model")
         catalogue = self._catalogue.only(request.models)
-        keeper = stored_responses.keeper(self._table, route, content.fields)
+        mark = None if (grant := request.grant) is None else _mark(grant.tenant)
+        keeper = stored_responses.keeper(self._table, route, content.fields, mark)
         if route.argument and keeper is None and not named and catalogue.default is None:
-            raise errors.NotFound(  # no model is the default that could know it
-                f"There is no response with the id '{route.argument[:200]}'.", param="response_id"
-            )
+            raise stored_responses.unknown(route.argument)  # no model is the default that could know it
+        if route.argument and keeper is not None:
+            catalogue = self._catalogue  # it is the tenant's, whatever its key may ask for now
         named = named or (keeper.model_id if keeper else None)
         model, adapter = catalogue.resolve(named, route.path if route.own else None)
         if keeper is not None and keeper.model_id != model.id:
@@ -299,7 +311,15 @@ class Gateway:
         self._admit(request, reply, content, model.id, adapter, tier)
         method = "GET" if request.method == "HEAD" else request.method
         upstream = UpstreamRequest(
-            request.id, method, request.target, passing, content, adapter, keeper, tier
+            request.id,
+            method,
+            request.target,
+            passing,
+            content,
+            adapter,
+            keeper,
+            tier,
+            (mark or "") if stored_responses.is_about(route) else "",
         )
         await request.while_connected(self._dispatch.answer(model.id, upstream, reply))
 
@@ -333,12 +353,12 @@ class Gateway:
             tier=tier,
         )
         request.meter = reply.meter = meter
-        reply.more = limits.headers(grant.accounts, time.monotonic())
+        reply.more = limits.headers(grant.allowances, time.monotonic())
 
     def _show_limits(self, request: ClientRequest, reply: ClientResponse) -> None:
         """In an answer of this gateway's own."""
         if request.grant is not None and request.grant.is_limited and not reply.started:
-            reply.more = limits.headers(request.grant.accounts, time.monotonic())
+            reply.more = limits.headers(request.grant.allowances, time.monotonic())
 
     def _settle(self, meter: RequestMeter, request: ClientRequest, reply: ClientResponse) -> None:
         """Charges what the request took; nothing where it was refused before it reached a replica."""
@@ -367,7 +387,10 @@ class Gateway:
         operation, content = request.route.argument or "", RequestBody(self._bodies)
         try:
             await content.read(request.receive, request.content_length, self._config.max_body_bytes)
-            arguments = admin.arguments(operation, content.content, request.queried("model"))
+            if operation == admin.USAGE:
+                arguments = {name: text for name in ("by", "since") if (text := request.queried(name))}
+            else:
+                arguments = admin.arguments(operation, content.content, request.queried("model"))
         finally:
             content.drop()
         found = await self._operate(operation, arguments)

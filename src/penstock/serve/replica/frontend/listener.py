@@ -23,6 +23,7 @@ from penstock.asgi import TRUSTED, ASGIApp, Receive, Scope, Send
 from penstock.errors import EngineDead, Error, Forbidden, Unavailable
 from penstock.layers.adapters import Store
 from penstock.openai.asgi_response import send_error, send_json
+from penstock.openai.response_items import keeper_name
 from penstock.request_context import current_replica, tier
 from penstock.serve.http import direct_writer
 from penstock.serve.http.private_listener import PrivateListener
@@ -153,16 +154,25 @@ class Listener:
         ]
         scope["extensions"] = {**scope.get("extensions", {}), TRUSTED: {}}
         work, number = tiers.read(fields.get(link.TIER)), int(fields.get(STREAM, 0))
-        return await self._run(gateway, scope, receive, send, work, number)
+        return await self._run(gateway, scope, receive, send, work, number, fields.get(link.TENANT, b""))
 
     async def _run(
-        self, gateway: bytes, scope: Scope, receive: Receive, send: Send, work: tiers.Tier, number: int = 0
+        self,
+        gateway: bytes,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        work: tiers.Tier,
+        number: int = 0,
+        tenant: bytes = b"",
     ) -> None:
-        """work: the request's class. number: of its stream on the multiplexed connection, if it has one."""
+        """work: the request's class. number: of its stream on the multiplexed connection, if it has one.
+        tenant: what the id of a stored response says of it.
+        """
         if self._refusal is not None:
             await send_error(send, self._refusal, scope["path"], _turned_away(link.UNTOUCHED))
             return
-        current_replica.set(self.address.replica_id)
+        current_replica.set(keeper_name(self.address.replica_id, tenant.decode()))
         tier.set(work)
         sender, batch = self._multiplexers.get(gateway), self._source.batch
         first_token = batch.first_token if batch is not None and work != tiers.FLEX else None
