@@ -24,7 +24,7 @@ MIDNIGHT = calendar.timegm((2026, 12, 1, 0, 0, 0))
 TODAY = Periods.at(NOON)
 
 
-def account(**limits: int) -> Allowance:
+def allowance(**limits: int) -> Allowance:
     one = Allowance("search")
     one.limits = LimitsConfig(**limits)
     return one
@@ -65,12 +65,12 @@ def test_only_the_whole_key_is_found_until_it_expires():
 def test_counts_outlive_another_reading_of_the_keys():
     keys = [KeyConfig(tenant="a", name="b", hash=hashed("k" * 20))]
     found = table(*keys)
-    reserve(found.accounts["a/b"], 5, 1.0)
+    reserve(found.allowances["a/b"], 5, 1.0)
     found.replace(keys, {"a": TenantConfig(limits=LimitsConfig(open_requests=1))})
-    assert found.accounts["a/b"].open == 1
-    assert found.accounts["a"].limits.open_requests == 1
+    assert found.allowances["a/b"].open == 1
+    assert found.allowances["a"].limits.open_requests == 1
     found.replace([], {})
-    assert not found.accounts
+    assert not found.allowances
     assert len(found) == 0
 
 
@@ -93,7 +93,7 @@ def test_a_window_counts_what_the_last_minute_had(steps: list[tuple[int, int]]):
 
 
 def test_parallel_requests_cannot_overshoot_and_return_what_they_did_not_take():
-    one = account(tokens_per_minute=1000)
+    one = allowance(tokens_per_minute=1000)
     held = [reserve(one, 300, 5.0) for _ in range(3)]
     with pytest.raises(
         RateLimited, match="1000 tokens in a minute; it has had 900, and this would be 300"
@@ -111,14 +111,14 @@ def test_parallel_requests_cannot_overshoot_and_return_what_they_did_not_take():
 
 
 def test_a_long_stream_is_charged_what_exceeds_its_reservation_now():
-    one = account(tokens_per_minute=1000)
+    one = allowance(tokens_per_minute=1000)
     long = reserve(one, 100, 0.0)
     long.settle(700, 100.0, TODAY)
     assert one.tokens.used == 600
 
 
 def test_no_account_is_charged_when_one_refuses():
-    key, tenant = account(requests_per_minute=5), account(requests_per_minute=1)
+    key, tenant = allowance(requests_per_minute=5), allowance(requests_per_minute=1)
     Reservation.make([key, tenant], 1, 0.0, TODAY, NOON)
     with pytest.raises(RateLimited):
         Reservation.make([key, tenant], 1, 0.0, TODAY, NOON)
@@ -126,7 +126,7 @@ def test_no_account_is_charged_when_one_refuses():
 
 
 def test_open_requests_are_limited():
-    one = account(open_requests=2)
+    one = allowance(open_requests=2)
     first, _ = reserve(one, 0, 0.0), reserve(one, 0, 0.0)
     with pytest.raises(RateLimited, match="2 open requests"):
         reserve(one, 0, 0.0)
@@ -136,12 +136,12 @@ def test_open_requests_are_limited():
 
 def test_what_can_never_pass_is_not_to_be_tried_again():
     with pytest.raises(RateLimited, match="Shorten") as refused:
-        reserve(account(tokens_per_minute=100), 101, 0.0)
+        reserve(allowance(tokens_per_minute=100), 101, 0.0)
     assert refused.value.facts["should_retry"] == "false"
 
 
 def test_the_headers_say_what_a_refusal_goes_by():
-    key, tenant = account(requests_per_minute=10, tokens_per_minute=500), account(requests_per_minute=3)
+    key, tenant = allowance(requests_per_minute=10, tokens_per_minute=500), allowance(requests_per_minute=3)
     assert dict(headers([key, tenant], 0.0))[b"x-ratelimit-reset-tokens"] == b"0s"
     Reservation.make([key, tenant], 60, 10.0, TODAY, NOON)
     shown = {name.removeprefix(b"x-ratelimit-"): value for name, value in headers([key, tenant], 12.0)}
@@ -153,7 +153,7 @@ def test_the_headers_say_what_a_refusal_goes_by():
         b"remaining-tokens": b"440",
         b"reset-tokens": b"58s",
     }
-    assert headers([account(max_tokens=5)], 0.0) == []
+    assert headers([allowance(max_tokens=5)], 0.0) == []
 
 
 # -- days and months
@@ -167,14 +167,14 @@ def test_days_of_the_calendar(year: int, month: int):
 
 
 def test_a_budget_ends_with_its_day_and_its_month():
-    one = account(tokens_per_day=100, tokens_per_month=150)
+    one = allowance(tokens_per_day=100, tokens_per_month=150)
     reserve(one, 90, 0.0).settle(100, 1.0, TODAY)
     with pytest.raises(QuotaExhausted, match="of today") as refused:
         reserve(one, 1, 2.0)
     assert refused.value.facts == {"retry_after_s": 43_200, "should_retry": "false"}
     reserve(one, 60, 3.0, MIDNIGHT - 0.001 + 0.001).settle(60, 4.0, Periods.at(MIDNIGHT))
     assert (one.day.used(Periods.at(MIDNIGHT).day), one.month.used(Periods.at(MIDNIGHT).month)) == (60, 60)
-    fresh = account(tokens_per_month=150)
+    fresh = allowance(tokens_per_month=150)
     reserve(fresh, 150, 0.0, MIDNIGHT - 0.5).settle(150, 0.4, Periods.at(MIDNIGHT - 0.1))
     with pytest.raises(QuotaExhausted, match="of this month"):
         reserve(fresh, 1, 0.4, MIDNIGHT - 0.1)
@@ -182,7 +182,7 @@ def test_a_budget_ends_with_its_day_and_its_month():
 
 
 def test_a_clock_that_is_set_back_forgets_no_day():
-    one = account(tokens_per_day=100)
+    one = allowance(tokens_per_day=100)
     reserve(one, 80, 0.0, MIDNIGHT - 1).settle(80, 0.1, Periods.at(MIDNIGHT - 1))
     reserve(one, 50, 1.0, MIDNIGHT + 1).settle(50, 1.1, Periods.at(MIDNIGHT + 1))
     with pytest.raises(QuotaExhausted, match="has used 80"):
@@ -202,11 +202,11 @@ class Process:
         self.keys = table(
             KeyConfig(tenant="a", name="k", hash=hashed("k" * 20), limits=LimitsConfig(**limits))
         )
-        self.account = self.keys.accounts["a/k"]
+        self.allowance = self.keys.allowances["a/k"]
 
     def use(self, tokens: int, at: float = NOON) -> None:
-        accounts = list(self.keys.accounts.values())
-        Reservation.make(accounts, tokens, self.clock, Periods.at(at), at).settle(
+        allowances = list(self.keys.allowances.values())
+        Reservation.make(allowances, tokens, self.clock, Periods.at(at), at).settle(
             tokens, self.clock, Periods.at(at)
         )
         row = self.counters.row("a", "k", "m", "", "default", at)
@@ -214,9 +214,9 @@ class Process:
         row.output_tokens += tokens
 
     def settle(self, at: float = NOON, *, answered: bool = True) -> None:
-        totals = self.store.settle(self.counters.settlement(self.keys.accounts, self.clock), at)
+        totals = self.store.settle(self.counters.settlement(self.keys.allowances, self.clock), at)
         if answered:
-            self.counters.settled(totals, self.keys.accounts)
+            self.counters.settled(totals, self.keys.allowances)
 
 
 @pytest.fixture
@@ -255,9 +255,9 @@ def test_a_new_process_and_another_gateway_know_what_is_left_of_a_budget(store: 
     first.settle(answered=False)  # the store has it; the process will send it again
     second.use(20)
     second.settle()
-    assert second.account.day.used(TODAY.day) == 90
+    assert second.allowance.day.used(TODAY.day) == 90
     first.settle()
-    assert first.account.day.used(TODAY.day) == 90
+    assert first.allowance.day.used(TODAY.day) == 90
     later = Process(store, tokens_per_day=100)
     later.settle()
     with pytest.raises(QuotaExhausted, match="has used 90"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from copy import deepcopy
@@ -16,8 +15,6 @@ import typer
 from penstock.cli.models.options import Json
 from penstock.errors import ConfigError, NotFound
 
-_UNITS = {"m": 60, "h": 3600, "d": 86_400}
-_DURATION = re.compile(r"(\d{1,6})([mhd])")
 _ID = slice(7, 15)  # of a hash: what tells keys apart in lists
 
 File = Annotated[
@@ -163,9 +160,10 @@ def _found(entries: list[dict[str, Any]], which: str, file: Path) -> list[dict[s
 
 def _until(text: str) -> str:
     """A time in UTC. Raises: ConfigError."""
-    if match := _DURATION.fullmatch(text):
-        seconds = time.time() + int(match[1]) * _UNITS[match[2]]
-        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    from penstock.config.schema.tenants import span_s
+
+    if (span := span_s(text)) is not None:
+        return datetime.fromtimestamp(time.time() + span, UTC).isoformat(timespec="seconds")
     try:
         return date.fromisoformat(text).isoformat()
     except ValueError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime, time
 from functools import cache
 from hashlib import sha256
@@ -39,6 +39,7 @@ _POOLING = (
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 _HASH = r"^sha256:[0-9a-f]{64}$"
 _SHORTEST_KEY = 20  # characters of a key that a person chose: its hash must not be guessed
+_SPAN, _UNITS = re.compile(r"(\d{1,6})([mhd])"), {"m": 60, "h": 3600, "d": 86_400}
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 Name = Annotated[str, Field(pattern=NAME)]
@@ -49,7 +50,14 @@ def scope_of(path: str) -> Scope:
     """What a key needs for a route's path. Endpoints that are not listed, users' own too: `completions`."""
     if path.startswith(_POOLING):
         return "embeddings"
-    return next((scope for start, scope in _BY_PATH if path.startswith(start)), "completions")
+    found: Iterator[Scope] = (scope for start, scope in _BY_PATH if path.startswith(start))
+    return next(found, "completions")
+
+
+def span_s(text: str) -> int | None:
+    """Seconds of `90d`, `12h` or `30m`; None for anything else."""
+    match = _SPAN.fullmatch(text)
+    return int(match[1]) * _UNITS[match[2]] if match else None
 
 
 def hashed(key: str) -> str:

@@ -50,7 +50,7 @@ def _digits(number: int, count: int) -> str:
 class Grant:
     """What one key may do. models: None for all. expires: seconds since 1970.
 
-    accounts: of the key and of its tenant, which count against their limits. most_tokens: of an answer.
+    allowances: of the key and of its tenant, which count against their limits. most_tokens: of an answer.
     """
 
     tenant: str
@@ -58,7 +58,7 @@ class Grant:
     models: frozenset[str] | None
     scopes: frozenset[str]
     expires: float
-    accounts: tuple[Allowance, Allowance]
+    allowances: tuple[Allowance, Allowance]
     most_tokens: int | None
     is_limited: bool
 
@@ -68,7 +68,7 @@ class KeyTable:
 
     def __init__(self) -> None:
         self._grants: dict[bytes, Grant] = {}
-        self.accounts: dict[str, Allowance] = {}
+        self.allowances: dict[str, Allowance] = {}
         """By `tenant` and `tenant/key`. They keep their counts when keys are read again."""
 
     def __len__(self) -> int:
@@ -77,13 +77,13 @@ class KeyTable:
     def replace(self, keys: Iterable[KeyConfig], tenants: Mapping[str, TenantConfig]) -> None:
         """From now on these keys are known, and no others."""
         grants: dict[bytes, Grant] = {}
-        before, self.accounts = self.accounts, {}
+        before, self.allowances = self.allowances, {}
         nothing = TenantConfig()
         for key in keys:
             of_tenant = tenants.get(key.tenant, nothing).limits
-            accounts = (
-                self._account(f"{key.tenant}/{key.name}", key.limits, before),
-                self._account(key.tenant, of_tenant, before),
+            allowances = (
+                self._allowance(f"{key.tenant}/{key.name}", key.limits, before),
+                self._allowance(key.tenant, of_tenant, before),
             )
             most = [one.max_tokens for one in (key.limits, of_tenant) if one.max_tokens is not None]
             grants[bytes.fromhex(key.hash.removeprefix("sha256:"))] = Grant(
@@ -92,17 +92,17 @@ class KeyTable:
                 None if key.models is None else frozenset(key.models),
                 frozenset(key.scopes),
                 math.inf if key.expires is None else key.expires,
-                accounts,
+                allowances,
                 min(most, default=None),
-                any(account.is_limited for account in accounts),
+                any(allowance.is_limited for allowance in allowances),
             )
         self._grants = grants
 
-    def _account(self, name: str, limits: LimitsConfig, before: Mapping[str, Allowance]) -> Allowance:
-        account = self.accounts.get(name) or before.get(name) or Allowance(name)
-        account.limits = limits
-        self.accounts[name] = account
-        return account
+    def _allowance(self, name: str, limits: LimitsConfig, before: Mapping[str, Allowance]) -> Allowance:
+        allowance = self.allowances.get(name) or before.get(name) or Allowance(name)
+        allowance.limits = limits
+        self.allowances[name] = allowance
+        return allowance
 
     def find(self, key: bytes, now: float) -> Grant | None:
         """What a key may do; None for an unknown or expired one. now: seconds since 1970.

@@ -166,7 +166,7 @@ class Budget:
 
 
 class Allowance:
-    """Counts of one key, or of one tenant. name: as of `KeyTable.accounts`.
+    """Counts of one key, or of one tenant. name: as of `KeyTable.allowances`.
 
     gateways: how many share its limits for a minute; caps: what this one may count in a minute, once known:
     requests and tokens. asked: both since they were last reported. answer_tokens: mean of its answers.
@@ -297,52 +297,52 @@ def _too_fast(name: str, what: str, most: int, cap: int, window: MinuteWindow, m
 class Reservation:
     """What one open request has reserved. Settled once: later calls do nothing."""
 
-    accounts: Sequence[Allowance]
+    allowances: Sequence[Allowance]
     tokens: int
     begun: int
     is_open: bool = True
 
     @classmethod
     def make(
-        cls, accounts: Sequence[Allowance], tokens: int, now: float, today: Periods, seconds: float
+        cls, allowances: Sequence[Allowance], tokens: int, now: float, today: Periods, seconds: float
     ) -> Reservation:
-        """With all accounts, or with none. Raises: RateLimited, QuotaExhausted."""
+        """With all allowances, or with none. Raises: RateLimited, QuotaExhausted."""
         second = int(now)
-        for account in accounts:
-            account.asked[0] += 1
-            account.asked[1] += tokens
-            if (refusal := account.refusal(tokens, second, today, seconds)) is not None:
+        for allowance in allowances:
+            allowance.asked[0] += 1
+            allowance.asked[1] += tokens
+            if (refusal := allowance.refusal(tokens, second, today, seconds)) is not None:
                 raise refusal
-        for account in accounts:
-            account.reserve(tokens)
-        return cls(accounts, tokens, second)
+        for allowance in allowances:
+            allowance.reserve(tokens)
+        return cls(allowances, tokens, second)
 
     def settle(self, taken: int, now: float, today: Periods) -> None:
         """The request has ended, with so many tokens."""
         if self.is_open:
             self.is_open = False
-            for account in self.accounts:
-                account.settle(self.tokens, taken, self.begun, int(now), today)
+            for allowance in self.allowances:
+                allowance.settle(self.tokens, taken, self.begun, int(now), today)
 
 
-def learn(account: Allowance, answer_tokens: int) -> None:
+def learn(allowance: Allowance, answer_tokens: int) -> None:
     """The tenant has had an answer of so many tokens."""
-    account.answer_tokens += _WEIGHT * (answer_tokens - account.answer_tokens)
+    allowance.answer_tokens += _WEIGHT * (answer_tokens - allowance.answer_tokens)
 
 
-def headers(accounts: Sequence[Allowance], now: float) -> list[tuple[bytes, bytes]]:
-    """OpenAI's `x-ratelimit-*`, of the accounts that have least left: what a refusal would go by."""
+def headers(allowances: Sequence[Allowance], now: float) -> list[tuple[bytes, bytes]]:
+    """OpenAI's `x-ratelimit-*`, of the allowances that have least left: what a refusal would go by."""
     fields: list[tuple[bytes, bytes]] = []
     for kind, (what, limit_of, window_of) in enumerate(_WINDOWS):
         least: tuple[int, int, int] | None = None
-        for account in accounts:
-            most = getattr(account.limits, limit_of)
+        for allowance in allowances:
+            most = getattr(allowance.limits, limit_of)
             if most is not None:
                 used = reset_s = 0
-                if (window := getattr(account, window_of)) is not None:
+                if (window := getattr(allowance, window_of)) is not None:
                     window.move(int(now))
                     used, reset_s = window.used, window.reset_s()
-                left = max(0, account.cap(kind, most) - used)
+                left = max(0, allowance.cap(kind, most) - used)
                 if least is None or left < least[0]:
                     least = left, most, reset_s
         if least is not None:

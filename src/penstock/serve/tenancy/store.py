@@ -7,9 +7,12 @@ import sqlite3
 import threading
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from penstock.config.schema.settings import Settings
+from penstock.config.schema.tenants import span_s
 from penstock.errors import BadRequest
 from penstock.serve.tenancy.limits import Periods
 from penstock.serve.tenancy.usage import HOUR_S, Caps, Settlement, Totals, UsageRow
@@ -36,6 +39,22 @@ _SHOWN = {
     "day": f"strftime('%Y-%m-%d', hour * {HOUR_S}, 'unixepoch')",
     "hour": f"strftime('%Y-%m-%dT%H:00Z', hour * {HOUR_S}, 'unixepoch')",
 }
+
+
+def usage_file(app_name: str) -> Path:
+    """Where an application's usage is."""
+    return Settings.read().cache_folder() / "usage" / f"{app_name}.sqlite"
+
+
+def since_s(text: str, now: float) -> float:
+    """A time in seconds since 1970: so long ago, as `7d`, or a date, in UTC. Raises: BadRequest."""
+    if (span := span_s(text)) is not None:
+        return now - span
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadRequest(f"since is {text[:40]!r}; write 7d, 12h or a date.", param="since") from None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
 class UsageStore:
@@ -90,7 +109,7 @@ class UsageStore:
         return Totals(periods, tokens, gateways, caps if gateways > 1 else {})
 
     def _totals(self, periods: Periods, names: Sequence[str] | None) -> dict[str, tuple[int, int]]:
-        """Tokens of the day and of the month by account."""
+        """Tokens of the day and of the month by allowance."""
         if names is not None and not names:
             return {}
         tenants = None if names is None else sorted({name.partition("/")[0] for name in names})

@@ -36,8 +36,8 @@ class UsageRow(msgspec.Struct, array_like=True):
 class Settlement(msgspec.Struct, frozen=True):
     """What one process has counted since its last one.
 
-    number: of the process's settlements, from 1. rates: by account, of requests and of tokens. totals_of:
-    accounts whose totals the process needs; None for all. is_gateway: whether it shares limits with others.
+    number: of the process's settlements, from 1. rates: by allowance, of requests and of tokens. totals_of:
+    allowances whose totals the process needs; None for all. is_gateway: whether it shares limits with others.
     """
 
     source: str
@@ -49,8 +49,8 @@ class Settlement(msgspec.Struct, frozen=True):
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """What the store answers. tokens: by account, of the day and of the month. gateways: how many there are.
-    caps: by account, what the process may count of its limits for a minute.
+    """What the store answers. tokens: by allowance, of the day and the month. gateways: how many there are.
+    caps: by allowance, what the process may count of its limits for a minute.
     """
 
     periods: Periods
@@ -62,12 +62,13 @@ class Totals(msgspec.Struct, frozen=True):
 class UsageCounters:
     """Of one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_gateway: bool = True) -> None:
+        self._is_gateway = is_gateway
         self.source = uuid.uuid4().hex
         self._rows: dict[UsageKey, UsageRow] = {}
         self._sent: Settlement | None = None
         self._number, self._gateways = 0, 1
-        self._knows = False  # the totals of all accounts
+        self._knows = False  # the totals of all allowances
 
     def row(self, tenant: str, key: str, model: str, adapter: str, tier: str, seconds: float) -> UsageRow:
         """To add to, now. seconds: since 1970."""
@@ -77,41 +78,46 @@ class UsageCounters:
             found = self._rows[name] = UsageRow()
         return found
 
-    def settlement(self, accounts: Mapping[str, Allowance], now: float) -> Settlement:
-        """What to send: the same again until `settled`. accounts: in this process."""
+    def settlement(self, allowances: Mapping[str, Allowance], now: float) -> Settlement:
+        """What to send: the same again until `settled`. allowances: in this process."""
         if self._sent is not None:
             return self._sent
         rows, self._rows = self._rows, {}
-        names = {name for key in rows for name in (key[1], f"{key[1]}/{key[2]}")} & accounts.keys()
+        names = {name for key in rows for name in (key[1], f"{key[1]}/{key[2]}")} & allowances.keys()
         for name in names:
-            accounts[name].day.send()
-            accounts[name].month.send()
+            allowances[name].day.send()
+            allowances[name].month.send()
         rates = {
             name: one.report(int(now))
-            for name, one in accounts.items()
+            for name, one in allowances.items()
             if one.asked[0] or one.caps is not None
         }
         self._number += 1
-        budgets = [name for name in {*rates, *names} if accounts[name].has_budget]
+        budgets = [name for name in {*rates, *names} if allowances[name].has_budget]
         self._sent = Settlement(
-            self.source, self._number, list(rows.items()), rates, budgets if self._knows else None
+            self.source,
+            self._number,
+            list(rows.items()),
+            rates,
+            budgets if self._knows else None,
+            self._is_gateway,
         )
         return self._sent
 
-    def settled(self, totals: Totals, accounts: Mapping[str, Allowance]) -> None:
+    def settled(self, totals: Totals, allowances: Mapping[str, Allowance]) -> None:
         """The store has the last settlement, and says this."""
         sent, self._sent = self._sent, None
         self._knows = True
         for name, (day, month) in totals.tokens.items():
-            if (account := accounts.get(name)) is not None:
-                account.day.settle(totals.periods.day, day)
-                account.month.settle(totals.periods.month, month)
-        for account in accounts.values() if totals.gateways != self._gateways else ():
-            account.gateways = totals.gateways
+            if (allowance := allowances.get(name)) is not None:
+                allowance.day.settle(totals.periods.day, day)
+                allowance.month.settle(totals.periods.month, month)
+        for allowance in allowances.values() if totals.gateways != self._gateways else ():
+            allowance.gateways = totals.gateways
         self._gateways = totals.gateways
         for name in sent.rates if sent is not None else ():
-            if (account := accounts.get(name)) is not None:
-                account.caps = totals.caps.get(name)
+            if (allowance := allowances.get(name)) is not None:
+                allowance.caps = totals.caps.get(name)
 
 
 @dataclass(slots=True)

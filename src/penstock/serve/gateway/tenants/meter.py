@@ -114,7 +114,7 @@ class RequestMeter:
     def guess(self) -> int:
         """Output tokens of an answer of which nothing has been relayed: of the tenant's usual one."""
         reserved = self.reservation.tokens - self._prompt
-        return min(reserved, int(self.grant.accounts[1].answer_tokens))
+        return min(reserved, int(self.grant.allowances[1].answer_tokens))
 
 
 def _last(pattern: re.Pattern[bytes], report: bytes, before: int | None) -> int | None:

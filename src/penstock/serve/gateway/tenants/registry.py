@@ -11,28 +11,20 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
 from penstock.config import GatewayConfig
 from penstock.config.loading.keys_file import load
 from penstock.config.schema.tenants import USUAL_SCOPES, KeyConfig, KeysConfig, Scope, hashed
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, Overloaded
 from penstock.metrics import GatewayMetrics
 from penstock.serve.gateway.tenants.meter import RequestMeter, TokenCounts
 from penstock.serve.tenancy.keys import DEFAULT_TENANT, Grant, KeyTable
 from penstock.serve.tenancy.limits import Periods, Reservation, learn
-from penstock.serve.tenancy.usage import Settlement, Totals, UsageCounters
+from penstock.serve.tenancy.reporting import Settle, UsageReporter
 
 log = logging.getLogger(__name__)
 
-Settle = Callable[[Settlement], Awaitable[Totals]]
-"""Hands a settlement to the usage store. Raises: any exception, when it may not have it."""
-
 _LOOK_S = 0.5  # at the file of keys
-_SETTLE_S = 1.0
-_LAST_S = 2.0  # for the last settlement, when the gateway ends
-_WARN_S = 60.0
 _MOST_SHOWN = 200
 _REST = "other"
 """Tenants in metrics: so many, and all others together."""
@@ -46,16 +38,14 @@ class Tenants:
     def __init__(self, config: GatewayConfig, settle: Settle | None, metrics: GatewayMetrics) -> None:
         """settle: None to keep usage for the metrics only."""
         self._config = config
-        self._settle = settle
         self._metrics = metrics
         self._file = config.keys_file
         self._state: State = None
-        self._counters = UsageCounters()
         self._today = Periods.at(time.time())
         self._shown: dict[str, list[int]] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-        self._settled_at = time.monotonic()
+        self._watching: asyncio.Task[None] | None = None
         self.keys = KeyTable()
+        self.usage = UsageReporter(settle, lambda: self.keys.allowances)
 
     async def start(self) -> None:
         """Raises: ConfigError for a file of keys that cannot be read."""
@@ -63,23 +53,15 @@ class Tenants:
         if self._file is not None:
             self._state = _state(self._file)
             found = await asyncio.to_thread(load, self._file)
-            self._tasks.append(asyncio.create_task(self._watch(self._file)))
+            self._watching = asyncio.create_task(self._watch(self._file))
         self._take(found)
-        if self._settle is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LAST_S):
-                    await self._send()
-            self._tasks.append(asyncio.create_task(self._send_often()))
+        await self.usage.start()
 
     async def close(self) -> None:
         """Settles a last time."""
-        for task in self._tasks:
-            task.cancel()
-        if self._settle is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LAST_S):
-                    await self._send()
-                    await self._send()  # after one that was not answered: what was counted since
+        if self._watching is not None:
+            self._watching.cancel()
+        await self.usage.close()
 
     # -- keys
 
@@ -122,14 +104,15 @@ class Tenants:
 
         Raises: RateLimited, QuotaExhausted.
         """
-        answer = int(grant.accounts[1].answer_tokens) if most is None else most
+        answer = int(grant.allowances[1].answer_tokens) if most is None else most
         seconds = time.time()
         try:
             reservation = Reservation.make(
-                grant.accounts, prompt + answer, time.monotonic(), self._day(seconds), seconds
+                grant.allowances, prompt + answer, time.monotonic(), self._day(seconds), seconds
             )
-        except Exception:
+        except Overloaded:
             self._show(grant.tenant)[4] += 1
+            self.usage.hurry()
             raise
         return RequestMeter(
             grant, reservation, prompt, streams=streams, hides=hides, adapter=adapter, tier=tier
@@ -139,7 +122,7 @@ class Tenants:
         """The request has ended. Call it once."""
         seconds, grant = time.time(), meter.grant
         meter.reservation.settle(tokens.prompt + tokens.output, time.monotonic(), self._day(seconds))
-        row = self._counters.row(grant.tenant, grant.name, model, meter.adapter, meter.tier, seconds)
+        row = self.usage.counters.row(grant.tenant, grant.name, model, meter.adapter, meter.tier, seconds)
         row.requests += 1
         row.prompt_tokens += tokens.prompt
         row.cached_tokens += tokens.cached
@@ -151,7 +134,7 @@ class Tenants:
         shown[2] += tokens.cached
         shown[3] += tokens.output
         if tokens.output and not failed:
-            learn(grant.accounts[1], tokens.output)
+            learn(grant.allowances[1], tokens.output)
 
     def _day(self, seconds: float) -> Periods:
         today = self._today
@@ -179,25 +162,6 @@ class Tenants:
             metrics.tenant_refusals.labels(tenant).inc(refused)
             for kind, tokens in (("prompt", prompt), ("cached", cached), ("output", output)):
                 metrics.tenant_tokens.labels(tenant, kind).inc(tokens)
-
-    async def _send_often(self) -> None:
-        while True:
-            await asyncio.sleep(_SETTLE_S)
-            await self._send()
-
-    async def _send(self) -> None:
-        """Sends what was counted; without an answer, the same again next time."""
-        assert self._settle is not None
-        accounts, now = self.keys.accounts, time.monotonic()
-        try:
-            totals = await self._settle(self._counters.settlement(accounts, now))
-        except Exception as error:  # of control, or of the disk
-            if now - self._settled_at > _WARN_S:
-                self._settled_at = now
-                log.warning("Usage could not be stored for a while, and is kept: %s", error)
-            return
-        self._settled_at = now
-        self._counters.settled(totals, self.keys.accounts)
 
 
 def _state(file: str) -> State:
