@@ -306,7 +306,6 @@ async def test_the_usage_that_the_gateway_asked_for_stays_hidden(served: Served)
 async def test_a_stream_that_its_client_leaves_is_charged_once_for_what_it_had(served: Served):
     tenants = (await gateway(served, key(ANN, "ann", limits={"open_requests": 1})))._tenants
     await served.replica(reply="word " * 500, step_base_ms=5)
-    allowance = tenants.keys.allowances["ann"]
     async with served.http(headers=bearer(ANN)) as http:
         body, pieces = chat(stream=True, max_tokens=400), 0
         async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
@@ -315,7 +314,8 @@ async def test_a_stream_that_its_client_leaves_is_charged_once_for_what_it_had(s
                 if pieces >= 20:
                     break
             assert (await asked(served, ANN)).json()["error"]["code"] == "rate_limit_exceeded"
-    await until(lambda: allowance.open == 0)
+    await until(lambda: tenants.usage.counters._rows)
+    assert tenants.keys.allowances["ann/k"].open == 0
     (row,) = [row for _, row in tenants.usage.counters.settlement({}, 0.0).rows]
     assert row.requests == 1
     assert pieces <= row.output_tokens < 200
@@ -335,7 +335,7 @@ async def test_a_stream_whose_replica_dies_is_settled_and_counts_as_an_error(ser
             if text.count("data: ") >= 20:
                 replica.kill()
     assert "error" in text
-    await until(lambda: tenants.keys.allowances["ann"].open == 0)
+    await until(lambda: tenants.usage.counters._rows)
     (row,) = [row for _, row in tenants.usage.counters.settlement({}, 0.0).rows]
     assert (row.requests, row.errors, row.output_tokens) == (1, 1, text.count("data: ") - 1)
 

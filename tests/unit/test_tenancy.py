@@ -6,6 +6,7 @@ import calendar
 import random
 import sqlite3
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 
 from penstock.config.schema.tenants import KeyConfig, LimitsConfig, TenantConfig, hashed
 from penstock.errors import BadRequest, Overloaded, QuotaExhausted, RateLimited
+from penstock.serve.tenancy import limits
 from penstock.serve.tenancy.keys import KeyTable, is_genuine, new_key
-from penstock.serve.tenancy.limits import Allowance, MinuteWindow, Periods, Reservation, days_before, headers
+from penstock.serve.tenancy.limits import Allowance, MinuteLimit, Periods, headers
 from penstock.serve.tenancy.store import UsageStore
 from penstock.serve.tenancy.usage import Settlement, UsageCounters, UsageRow
 
@@ -24,14 +26,27 @@ MIDNIGHT = calendar.timegm((2026, 12, 1, 0, 0, 0))
 TODAY = Periods.at(NOON)
 
 
-def allowance(**limits: int) -> Allowance:
+def allowance(**limited: int) -> Allowance:
     one = Allowance("search")
-    one.limits = LimitsConfig(**limits)
+    one.limit(LimitsConfig(**limited))
     return one
 
 
-def reserve(one: Allowance, tokens: int, now: float, at: float = NOON) -> Reservation:
-    return Reservation.make([one], tokens, now, Periods.at(at), at)
+@dataclass
+class Open:
+    """An open request of one allowance."""
+
+    of: Allowance
+    tokens: int
+    begun: int
+
+    def settle(self, taken: int, second: int, today: Periods) -> None:
+        self.of.settle(self.tokens, taken, self.begun, second, today)
+
+
+def reserve(one: Allowance, tokens: int, now: float, at: float = NOON) -> Open:
+    limits.reserve([one], tokens, int(now), Periods.at(at), at)
+    return Open(one, tokens, int(now))
 
 
 def table(*keys: KeyConfig, **tenants: TenantConfig) -> KeyTable:
@@ -63,12 +78,13 @@ def test_only_the_whole_key_is_found_until_it_expires():
 
 
 def test_counts_outlive_another_reading_of_the_keys():
-    keys = [KeyConfig(tenant="a", name="b", hash=hashed("k" * 20))]
+    limited = LimitsConfig(tokens_per_minute=10)
+    keys = [KeyConfig(tenant="a", name="b", hash=hashed("k" * 20), limits=limited)]
     found = table(*keys)
     reserve(found.allowances["a/b"], 5, 1.0)
     found.replace(keys, {"a": TenantConfig(limits=LimitsConfig(open_requests=1))})
-    assert found.allowances["a/b"].open == 1
-    assert found.allowances["a"].limits.open_requests == 1
+    assert found.allowances["a/b"].tokens.used == 5
+    assert found.allowances["a"].most_open == 1
     found.replace([], {})
     assert not found.allowances
     assert len(found) == 0
@@ -80,7 +96,7 @@ def test_counts_outlive_another_reading_of_the_keys():
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 50)), max_size=60))
 def test_a_window_counts_what_the_last_minute_had(steps: list[tuple[int, int]]):
-    window, second, counted = MinuteWindow(), 0, []
+    window, second, counted = MinuteLimit(0), 0, []
     for gap, count in steps:
         second += gap
         window.move(second)
@@ -100,28 +116,27 @@ def test_parallel_requests_cannot_overshoot_and_return_what_they_did_not_take():
     ) as no:
         reserve(one, 300, 6.0)
     assert no.value.facts["retry_after_s"] == 59
-    held[0].settle(40, 7.0, TODAY)
-    held[0].settle(40, 7.0, TODAY)  # a second end charges nothing
+    held[0].settle(40, 7, TODAY)
     assert one.tokens.used == 640
     reserve(one, 300, 7.0)
-    held[1].settle(500, 8.0, TODAY)  # it took more than it had reserved
+    held[1].settle(500, 8, TODAY)  # it took more than it had reserved
     assert one.tokens.used == 40 + 500 + 300 + 300
-    held[2].settle(0, 90.0, TODAY)  # too late to be returned: that minute is over
+    held[2].settle(0, 90, TODAY)  # too late to be returned: that minute is over
     assert (one.tokens.used, one.open) == (0, 1)
 
 
 def test_a_long_stream_is_charged_what_exceeds_its_reservation_now():
     one = allowance(tokens_per_minute=1000)
     long = reserve(one, 100, 0.0)
-    long.settle(700, 100.0, TODAY)
+    long.settle(700, 100, TODAY)
     assert one.tokens.used == 600
 
 
 def test_no_account_is_charged_when_one_refuses():
     key, tenant = allowance(requests_per_minute=5), allowance(requests_per_minute=1)
-    Reservation.make([key, tenant], 1, 0.0, TODAY, NOON)
+    limits.reserve([key, tenant], 1, 0, TODAY, NOON)
     with pytest.raises(RateLimited):
-        Reservation.make([key, tenant], 1, 0.0, TODAY, NOON)
+        limits.reserve([key, tenant], 1, 0, TODAY, NOON)
     assert (key.requests.used, key.open, tenant.open) == (1, 1, 1)
 
 
@@ -130,7 +145,7 @@ def test_open_requests_are_limited():
     first, _ = reserve(one, 0, 0.0), reserve(one, 0, 0.0)
     with pytest.raises(RateLimited, match="2 open requests"):
         reserve(one, 0, 0.0)
-    first.settle(0, 1.0, TODAY)
+    first.settle(0, 1, TODAY)
     reserve(one, 0, 1.0)
 
 
@@ -142,9 +157,9 @@ def test_what_can_never_pass_is_not_to_be_tried_again():
 
 def test_the_headers_say_what_a_refusal_goes_by():
     key, tenant = allowance(requests_per_minute=10, tokens_per_minute=500), allowance(requests_per_minute=3)
-    assert dict(headers([key, tenant], 0.0))[b"x-ratelimit-reset-tokens"] == b"0s"
-    Reservation.make([key, tenant], 60, 10.0, TODAY, NOON)
-    shown = {name.removeprefix(b"x-ratelimit-"): value for name, value in headers([key, tenant], 12.0)}
+    assert dict(headers([key, tenant], 0))[b"x-ratelimit-reset-tokens"] == b"0s"
+    limits.reserve([key, tenant], 60, 10, TODAY, NOON)
+    shown = {name.removeprefix(b"x-ratelimit-"): value for name, value in headers([key, tenant], 12)}
     assert shown == {
         b"limit-requests": b"3",
         b"remaining-requests": b"2",
@@ -153,29 +168,30 @@ def test_the_headers_say_what_a_refusal_goes_by():
         b"remaining-tokens": b"440",
         b"reset-tokens": b"58s",
     }
-    assert headers([allowance(max_tokens=5)], 0.0) == []
+    assert headers([allowance(max_tokens=5)], 0) == []
 
 
 # -- days and months
 
 
 @pytest.mark.parametrize("year", [1970, 1999, 2000, 2024, 2026, 2100])
-@pytest.mark.parametrize("month", [1, 2, 3, 12])
-def test_days_of_the_calendar(year: int, month: int):
-    assert days_before(year, month) * 86_400 == calendar.timegm((year, month, 1, 0, 0, 0))
-    assert days_before(year, 13) == days_before(year + 1, 1)
+def test_months_follow_each_other(year: int):
+    begins = [calendar.timegm((year, month, 1, 0, 0, 0)) for month in range(1, 13)]
+    for begin, end in zip(begins, [*begins[1:], calendar.timegm((year + 1, 1, 1, 0, 0, 0))], strict=True):
+        for at in (begin, end - 0.5):
+            assert (Periods.at(at).month_begins, Periods.at(at).month_ends) == (begin, end)
 
 
 def test_a_budget_ends_with_its_day_and_its_month():
     one = allowance(tokens_per_day=100, tokens_per_month=150)
-    reserve(one, 90, 0.0).settle(100, 1.0, TODAY)
+    reserve(one, 90, 0.0).settle(100, 1, TODAY)
     with pytest.raises(QuotaExhausted, match="of today") as refused:
         reserve(one, 1, 2.0)
     assert refused.value.facts == {"retry_after_s": 43_200, "should_retry": "false"}
-    reserve(one, 60, 3.0, MIDNIGHT - 0.001 + 0.001).settle(60, 4.0, Periods.at(MIDNIGHT))
+    reserve(one, 60, 3.0, MIDNIGHT - 0.001 + 0.001).settle(60, 4, Periods.at(MIDNIGHT))
     assert (one.day.used(Periods.at(MIDNIGHT).day), one.month.used(Periods.at(MIDNIGHT).month)) == (60, 60)
     fresh = allowance(tokens_per_month=150)
-    reserve(fresh, 150, 0.0, MIDNIGHT - 0.5).settle(150, 0.4, Periods.at(MIDNIGHT - 0.1))
+    reserve(fresh, 150, 0.0, MIDNIGHT - 0.5).settle(150, 0, Periods.at(MIDNIGHT - 0.1))
     with pytest.raises(QuotaExhausted, match="of this month"):
         reserve(fresh, 1, 0.4, MIDNIGHT - 0.1)
     reserve(fresh, 1, 0.6, MIDNIGHT)
@@ -183,8 +199,8 @@ def test_a_budget_ends_with_its_day_and_its_month():
 
 def test_a_clock_that_is_set_back_forgets_no_day():
     one = allowance(tokens_per_day=100)
-    reserve(one, 80, 0.0, MIDNIGHT - 1).settle(80, 0.1, Periods.at(MIDNIGHT - 1))
-    reserve(one, 50, 1.0, MIDNIGHT + 1).settle(50, 1.1, Periods.at(MIDNIGHT + 1))
+    reserve(one, 80, 0.0, MIDNIGHT - 1).settle(80, 0, Periods.at(MIDNIGHT - 1))
+    reserve(one, 50, 1.0, MIDNIGHT + 1).settle(50, 1, Periods.at(MIDNIGHT + 1))
     with pytest.raises(QuotaExhausted, match="has used 80"):
         reserve(one, 30, 2.0, MIDNIGHT - 1)
     with pytest.raises(QuotaExhausted, match="has used 50"):
@@ -197,18 +213,19 @@ def test_a_clock_that_is_set_back_forgets_no_day():
 class Process:
     """A gateway as far as usage goes. Its settlements reach the store, or do not."""
 
-    def __init__(self, store: UsageStore, **limits: int) -> None:
+    def __init__(self, store: UsageStore, **limited: int) -> None:
         self.store, self.counters, self.clock = store, UsageCounters(), 0.0
         self.keys = table(
-            KeyConfig(tenant="a", name="k", hash=hashed("k" * 20), limits=LimitsConfig(**limits))
+            KeyConfig(tenant="a", name="k", hash=hashed("k" * 20), limits=LimitsConfig(**limited))
         )
         self.allowance = self.keys.allowances["a/k"]
 
     def use(self, tokens: int, at: float = NOON) -> None:
-        allowances = list(self.keys.allowances.values())
-        Reservation.make(allowances, tokens, self.clock, Periods.at(at), at).settle(
-            tokens, self.clock, Periods.at(at)
-        )
+        today, second = Periods.at(at), int(self.clock)
+        limited = [one for one in self.keys.allowances.values() if one.is_limited]
+        limits.reserve(limited, tokens, second, today, at)
+        for one in limited:
+            one.settle(tokens, tokens, second, second, today)
         row = self.counters.row("a", "k", "m", "", "default", at)
         row.requests += 1
         row.output_tokens += tokens

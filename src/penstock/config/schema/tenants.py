@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, date, datetime, time
 from functools import cache
 from hashlib import sha256
@@ -50,8 +50,10 @@ def scope_of(path: str) -> Scope:
     """What a key needs for a route's path. Endpoints that are not listed, users' own too: `completions`."""
     if path.startswith(_POOLING):
         return "embeddings"
-    found: Iterator[Scope] = (scope for start, scope in _BY_PATH if path.startswith(start))
-    return next(found, "completions")
+    for start, scope in _BY_PATH:
+        if path.startswith(start):
+            return scope
+    return "completions"
 
 
 def span_s(text: str) -> int | None:

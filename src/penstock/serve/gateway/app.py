@@ -27,7 +27,7 @@ from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import admin, routes, stored_responses
 from penstock.serve.gateway.auth import Auth
-from penstock.serve.gateway.body import Asked, BodyBudget, RequestBody
+from penstock.serve.gateway.body import BodyBudget, RequestBody
 from penstock.serve.gateway.catalogue import Catalogue, ServedModel
 from penstock.serve.gateway.dispatch import Choose, Dispatch, UpstreamRequest
 from penstock.serve.gateway.own_answers import JSON, Listing, OwnAnswers
@@ -37,7 +37,7 @@ from penstock.serve.gateway.routes import Handler
 from penstock.serve.gateway.telemetry import timing
 from penstock.serve.gateway.telemetry.process_totals import ProcessTotals
 from penstock.serve.gateway.telemetry.tracing import tracing
-from penstock.serve.gateway.tenants.meter import RequestMeter
+from penstock.serve.gateway.tenants.meter import Asked, RequestMeter
 from penstock.serve.gateway.tenants.registry import Tenants
 from penstock.serve.http import cors
 from penstock.serve.http.connection_limits import Connections
@@ -341,24 +341,15 @@ class Gateway:
         path, asked = request.route.path, Asked()
         if content is not None:
             asked = content.asked(path, grant.most_tokens, self._table.max_model_len(model))
-            if path in _USAGE_ON_REQUEST:
+            if asked.streams and path in _USAGE_ON_REQUEST:
                 asked.hides = content.ask_for_usage()
-        meter = self._tenants.begin(
-            grant,
-            asked.prompt_tokens,
-            asked.answer_tokens,
-            streams=asked.streams,
-            hides=asked.hides,
-            adapter=adapter,
-            tier=tier,
-        )
-        request.meter = reply.meter = meter
-        reply.more = limits.headers(grant.allowances, time.monotonic())
+        request.meter = reply.meter = self._tenants.begin(grant, asked, adapter, tier)
+        reply.more = limits.headers(grant.limited, request.meter.begun)
 
     def _show_limits(self, request: ClientRequest, reply: ClientResponse) -> None:
         """In an answer of this gateway's own."""
-        if request.grant is not None and request.grant.is_limited and not reply.started:
-            reply.more = limits.headers(request.grant.allowances, time.monotonic())
+        if request.grant is not None and request.grant.limited and not reply.started:
+            reply.more = limits.headers(request.grant.limited, int(time.monotonic()))
 
     def _settle(self, meter: RequestMeter, request: ClientRequest, reply: ClientResponse) -> None:
         """Charges what the request took; nothing where it was refused before it reached a replica."""

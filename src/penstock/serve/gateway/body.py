@@ -12,7 +12,6 @@ import re
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import TypeVar
 
@@ -22,6 +21,7 @@ from penstock import tiers
 from penstock.asgi import ClientGone, Receive
 from penstock.errors import BadRequest, Forbidden, Overloaded, TooLarge
 from penstock.openai.errors import unreadable
+from penstock.serve.gateway.tenants.meter import Asked
 from penstock.serve.http import limits
 from penstock.transport.link import BYTES_PER_TOKEN
 
@@ -96,18 +96,6 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
 
 _decode = msgspec.json.Decoder(Fields).decode
 _decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-
-
-@dataclass(slots=True)
-class Asked:
-    """What a request may take. answer_tokens: of all choices together; None where it does not say. hides:
-    whether the client must not see the usage that the gateway has asked for.
-    """
-
-    prompt_tokens: int = 0
-    answer_tokens: int | None = 0
-    streams: bool = False
-    hides: bool = False
 
 
 class NoRoom(Overloaded):
@@ -281,8 +269,8 @@ class RequestBody:
                     f"This key's answers have a limit of {most} tokens, which {path} cannot keep."
                 )
             return Asked(prompt, None if path in _GENERATE else 0, streams)
-        numbers = map(_number, (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens))
-        answer = max((number for number in numbers if number is not None), default=None)
+        given = (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens)
+        answer = max((number for raw in given if raw and (number := _number(raw))), default=None)
         if most is not None:
             if answer is None:
                 self._set(field, most)
@@ -302,7 +290,7 @@ class RequestBody:
         if not self.is_object:
             return 0
         for raw in (self.fields.prompt_token_ids, self.fields.prompt, self.fields.input):
-            if _IDS.match(raw):
+            if raw and _IDS.match(raw):
                 return bytes(raw).count(b",") + 1
         content, left_out = self.content, 0
         at = content.find(_MEDIA)
@@ -313,8 +301,6 @@ class RequestBody:
 
     def ask_for_usage(self) -> bool:
         """Has a stream end with its usage. Returns whether the client has not asked for that itself."""
-        if bytes(self.fields.stream) != b"true":
-            return False
         given, options = bytes(self.fields.stream_options), {}
         if given and given != b"null":
             options = _parsed(msgspec.json.decode, given)

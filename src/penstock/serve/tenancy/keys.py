@@ -50,7 +50,8 @@ def _digits(number: int, count: int) -> str:
 class Grant:
     """What one key may do. models: None for all. expires: seconds since 1970.
 
-    allowances: of the key and of its tenant, which count against their limits. most_tokens: of an answer.
+    tenants: the tenant's allowance. limited: of this and the key's own, those with limits. most_tokens: of
+    an answer.
     """
 
     tenant: str
@@ -58,9 +59,9 @@ class Grant:
     models: frozenset[str] | None
     scopes: frozenset[str]
     expires: float
-    allowances: tuple[Allowance, Allowance]
+    tenants: Allowance
+    limited: tuple[Allowance, ...]
     most_tokens: int | None
-    is_limited: bool
 
 
 class KeyTable:
@@ -92,15 +93,15 @@ class KeyTable:
                 None if key.models is None else frozenset(key.models),
                 frozenset(key.scopes),
                 math.inf if key.expires is None else key.expires,
-                allowances,
+                allowances[1],
+                tuple(one for one in allowances if one.is_limited),
                 min(most, default=None),
-                any(allowance.is_limited for allowance in allowances),
             )
         self._grants = grants
 
     def _allowance(self, name: str, limits: LimitsConfig, before: Mapping[str, Allowance]) -> Allowance:
         allowance = self.allowances.get(name) or before.get(name) or Allowance(name)
-        allowance.limits = limits
+        allowance.limit(limits)
         self.allowances[name] = allowance
         return allowance
 

@@ -1,16 +1,17 @@
 """Limits of keys and tenants: what a request reserves when it begins, and what it is charged when it ends.
 
 A request reserves before it is sent on, so open ones cannot overshoot together; the difference to what it
-really took is returned, or charged, at its end, whatever that is. Units: tokens; `now` in seconds of a clock
-that never goes back, `today` as `Periods`.
+really took is returned, or charged, at its end, whatever that is. Units: tokens; `second` of a clock that
+never goes back, `today` as `Periods`.
 """
 
 from __future__ import annotations
 
+import calendar
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
@@ -24,14 +25,23 @@ _FIRST_GUESS = 256
 _WEIGHT = 0.1
 """Of the latest answer in a tenant's mean."""
 
-_RESETS = [*(b"%ds" % seconds for seconds in range(WINDOW_S)), b"1m0s"]
-_WINDOWS = (
-    (b"requests", "requests_per_minute", "requests"),
-    (b"tokens", "tokens_per_minute", "tokens"),
-)
-_SHORT_WAIT_S = 1
 _UNTOLD = 0.03
 """Of a limit for a minute, what all gateways together may count that have not asked for a part of it."""
+
+_SHORT_WAIT_S = 1
+_NO_LIMIT = 1 << 62
+_WHAT = ("requests", "tokens")
+_REMAINING = [f"x-ratelimit-remaining-{what}".encode() for what in _WHAT]
+_RESETS = [
+    [
+        (f"x-ratelimit-reset-{what}".encode(), b"1m0s" if seconds == WINDOW_S else b"%ds" % seconds)
+        for seconds in range(WINDOW_S + 1)
+    ]
+    for what in _WHAT
+]
+
+Field = tuple[bytes, bytes]
+"""Of a header."""
 
 
 class Rate(msgspec.Struct, frozen=True, array_like=True):
@@ -43,70 +53,70 @@ class Rate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Periods(msgspec.Struct, frozen=True, array_like=True):
-    """A day, and the month that it is in, by UTC: days and months since 1970. ends: in seconds since 1970."""
+    """A day and its month, by UTC: both since 1970. The others in seconds since then."""
 
     day: int
     month: int
     day_ends: float
+    month_begins: float
     month_ends: float
 
     @classmethod
     def at(cls, seconds: float) -> Periods:
         """seconds: since 1970."""
         day, (year, month, *_) = int(seconds // 86_400), time.gmtime(seconds)
-        ends = days_before(year, month + 1)
-        return cls(day, (year - 1970) * 12 + month - 1, (day + 1) * 86_400.0, ends * 86_400.0)
-
-    @property
-    def month_begins(self) -> float:
-        return days_before(1970, self.month + 1) * 86_400.0
+        begins = calendar.timegm((year, month, 1, 0, 0, 0))
+        ends = calendar.timegm((year + month // 12, month % 12 + 1, 1, 0, 0, 0))
+        return cls(day, (year - 1970) * 12 + month - 1, (day + 1) * 86_400.0, begins, ends)
 
 
-def days_before(year: int, month: int) -> int:
-    """Days from 1970 to the first of a month, which may be above 12. Source: Howard Hinnant, civil days."""
-    year, month = year + (month - 1) // 12, (month - 1) % 12 + 1
-    year -= month <= 2
-    of_year = (153 * (month + (-3 if month > 2 else 9)) + 2) // 5
-    era, of_era = divmod(year, 400)
-    return era * 146_097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719_468
+class MinuteLimit:
+    """Counts what the last `WINDOW_S` seconds had, by whole seconds. most: the limit; cap: what this gateway
+    may count of it. asked: since the last report. kind: 0 for requests, 1 for tokens.
+    """
 
+    __slots__ = ("_second", "_slots", "asked", "cap", "field", "kind", "most", "newest", "used")
 
-class MinuteWindow:
-    """What was counted in the last `WINDOW_S` seconds, by whole seconds."""
-
-    __slots__ = ("_second", "_slots", "newest", "used")
-
-    def __init__(self) -> None:
+    def __init__(self, kind: int) -> None:
+        self.kind = kind
+        self.most = self.cap = _NO_LIMIT
+        self.field: Field = (b"", b"")  # of the limit
+        self.asked = self.used = self._second = 0
         self._slots = [0] * WINDOW_S
-        self._second = 0
         self.newest = -WINDOW_S  # the second of the last count
-        self.used = 0
 
     def move(self, second: int) -> None:
         """Forgets what is older than the window that ends with `second`."""
-        gap = second - self._second
-        if gap <= 0:
+        before, slots = self._second, self._slots
+        if second <= before:
             return
-        if not self.used or gap >= WINDOW_S:
+        if second - before >= WINDOW_S:
             if self.used:
-                self._slots = [0] * WINDOW_S
-                self.used = 0
-        else:
-            slots = self._slots
-            for old in range(self._second + 1, second + 1):
+                self._slots, self.used = [0] * WINDOW_S, 0
+        elif self.used:
+            for old in range(before + 1, second + 1):
                 self.used -= slots[old % WINDOW_S]
                 slots[old % WINDOW_S] = 0
         self._second = second
+
+    def fits(self, count: int, second: int) -> bool:
+        """What is more than the gateway's cap fits into an empty window."""
+        if second > self._second:
+            self.move(second)
+        self.asked += count
+        return self.used + count <= self.cap or (not self.used and count <= self.most)
 
     def add(self, count: int) -> None:
         self._slots[self._second % WINDOW_S] += count
         self.used += count
         self.newest = self._second
 
-    def correct(self, second: int, difference: int) -> None:
-        """What was counted in `second` was wrong by so much. What is too old to be returned is not."""
-        if self._second - second < WINDOW_S:
-            self._slots[second % WINDOW_S] += difference
+    def correct(self, begun: int, difference: int, second: int) -> None:
+        """What was counted in the second `begun` was wrong by so much. What is too old is not returned."""
+        if second > self._second:
+            self.move(second)
+        if self._second - begun < WINDOW_S:
+            self._slots[begun % WINDOW_S] += difference
             self.used += difference
         elif difference > 0:
             self.add(difference)
@@ -119,29 +129,51 @@ class MinuteWindow:
                 return second + WINDOW_S - self._second
         return WINDOW_S
 
-    def reset_s(self) -> int:
-        """Seconds until nothing is counted."""
-        return max(0, self.newest + WINDOW_S - self._second) if self.used else 0
+    def report(self, second: int) -> Rate:
+        self.move(second)
+        asked, self.asked = self.asked, 0
+        return Rate(self.most, self.used, asked)
+
+    def refusal(self, name: str, count: int) -> RateLimited:
+        """Where the others use the rest, that may change within a second."""
+        what, excess = _WHAT[self.kind], self.used + count - self.most
+        if count > self.most:
+            return RateLimited(
+                f"The request may take {count} {what}, and '{name}' may take {self.most} in a minute. "
+                "Shorten the prompt, or ask for fewer tokens.",
+                should_retry="false",
+            )
+        wait_s = self.wait_s(excess) if excess > 0 else _SHORT_WAIT_S
+        had = f"{self.used}" if self.cap == self.most else f"{self.used} here and the rest elsewhere"
+        return RateLimited(
+            f"'{name}' may have {self.most} {what} in a minute; it has had {had}, and this would be {count} "
+            f"more. Try again in {wait_s} s.",
+            retry_after_s=wait_s,
+        )
 
 
 class Budget:
     """Tokens of one day or month: as the usage store knows them, and what it has not heard of."""
 
-    __slots__ = ("_before", "_sent", "period", "reserved", "stored", "unsettled")
+    __slots__ = ("_before", "_sent", "most", "period", "reserved", "stored", "unsettled")
 
     def __init__(self) -> None:
+        self.most = _NO_LIMIT
         self.period = -1
         self.stored = self.unsettled = self._sent = self.reserved = 0
         self._before = (-1, 0, 0, 0)
 
     def used(self, period: int) -> int:
         """In this period, with what is reserved."""
-        self._enter(period)
+        if period != self.period:
+            self._enter(period)
         return self.stored + self.unsettled + self.reserved
 
-    def charge(self, period: int, tokens: int) -> None:
-        self._enter(period)
-        self.unsettled += tokens
+    def charge(self, period: int, reserved: int, taken: int) -> None:
+        if period != self.period:
+            self._enter(period)
+        self.reserved -= reserved
+        self.unsettled += taken
 
     def send(self) -> None:
         """All that was charged is on its way to the store."""
@@ -157,8 +189,6 @@ class Budget:
 
     def _enter(self, period: int) -> None:
         """A clock that is set back leads to the period before, as it was left."""
-        if period == self.period:
-            return
         left = (self.period, self.stored, self.unsettled, self._sent)
         found = self._before if self._before[0] == period else (period, 0, 0, 0)
         self.period, self.stored, self.unsettled, self._sent = found
@@ -166,189 +196,150 @@ class Budget:
 
 
 class Allowance:
-    """Counts of one key, or of one tenant. name: as of `KeyTable.allowances`.
-
-    gateways: how many share its limits for a minute; caps: what this one may count in a minute, once known:
-    requests and tokens. asked: both since they were last reported. answer_tokens: mean of its answers.
+    """What one key, or one tenant, may still take. name: `tenant` or `tenant/key`. What has no limit is not
+    counted. answer_tokens: mean of its answers.
     """
 
     __slots__ = (
-        *("answer_tokens", "asked", "caps", "day", "gateways", "limits", "month"),
-        *("name", "open", "requests", "tokens"),
+        *("_gateways", "answer_tokens", "day", "is_shared", "most_open", "month", "name", "open"),
+        *("requests", "tokens"),
     )
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.limits = LimitsConfig()
-        self.gateways = 1
-        self.caps: tuple[int, int] | None = None
-        self.asked = [0, 0]
-        self.open = 0
         self.answer_tokens = float(_FIRST_GUESS)
-        self.requests: MinuteWindow | None = None
-        self.tokens: MinuteWindow | None = None
-        self.day, self.month = Budget(), Budget()
+        self.open, self.most_open = 0, _NO_LIMIT
+        self.requests: MinuteLimit | None = None
+        self.tokens: MinuteLimit | None = None
+        self.day: Budget | None = None
+        self.month: Budget | None = None
+        self.is_shared = False  # this gateway has been told its caps
+        self._gateways = 1
+
+    def limit(self, limits: LimitsConfig) -> None:
+        """Sets limits; what was counted stays."""
+        self.most_open = limits.open_requests or _NO_LIMIT
+        self.requests = _limited(self.requests or MinuteLimit(0), limits.requests_per_minute)
+        self.tokens = _limited(self.tokens or MinuteLimit(1), limits.tokens_per_minute)
+        self.day = _limited(self.day or Budget(), limits.tokens_per_day)
+        self.month = _limited(self.month or Budget(), limits.tokens_per_month)
+        self.share(self._gateways, None)
 
     @property
     def is_limited(self) -> bool:
-        named = self.limits
-        return named != LimitsConfig(max_tokens=named.max_tokens)
+        return self.has_budget or self.most_open < _NO_LIMIT or bool(self.requests or self.tokens)
 
     @property
     def has_budget(self) -> bool:
-        return self.limits.tokens_per_day is not None or self.limits.tokens_per_month is not None
+        return self.day is not None or self.month is not None
 
-    def cap(self, kind: int, most: int) -> int:
-        """Of a limit for a minute, what this gateway may count. kind: 0 for requests, 1 for tokens."""
-        if self.gateways == 1:
-            return most
-        return int(_UNTOLD * most) // self.gateways if self.caps is None else min(most, self.caps[kind])
+    def share(self, gateways: int, caps: tuple[int, int] | None) -> None:
+        """So many gateways keep the limits for a minute together. caps: of requests and tokens; None for a
+        gateway that has not asked for a part.
+        """
+        self._gateways, self.is_shared = gateways, caps is not None
+        for one in filter(None, (self.requests, self.tokens)):
+            one.field = (f"x-ratelimit-limit-{_WHAT[one.kind]}".encode(), b"%d" % one.most)
+            untold = one.most if gateways == 1 else int(_UNTOLD * one.most) // gateways
+            one.cap = untold if caps is None else min(one.most, caps[one.kind])
 
-    def refusal(self, tokens: int, second: int, today: Periods, seconds: float) -> Overloaded | None:
-        """Why a request may not begin now, if so. tokens: that it would reserve. seconds: since 1970."""
-        limits, name = self.limits, self.name
-        if (most := limits.open_requests) is not None and self.open >= most:
+    def rates(self, second: int) -> tuple[Rate, Rate] | None:
+        """What is counted of the limits for a minute; None where nothing is, and was asked for."""
+        found = [Rate() if one is None else one.report(second) for one in (self.requests, self.tokens)]
+        return (found[0], found[1]) if self.is_shared or found[0].asked or found[1].asked else None
+
+    def fits(self, tokens: int, second: int, today: Periods) -> bool:
+        """Whether a request may begin now that reserves so much."""
+        return (
+            self.open < self.most_open
+            and (self.requests is None or self.requests.fits(1, second))
+            and (self.tokens is None or self.tokens.fits(tokens, second))
+            and (self.day is None or self.day.used(today.day) + tokens <= self.day.most)
+            and (self.month is None or self.month.used(today.month) + tokens <= self.month.most)
+        )
+
+    def refusal(self, tokens: int, second: int, today: Periods, seconds: float) -> Overloaded:
+        """Why it may not. seconds: since 1970."""
+        if self.open >= self.most_open:
             return RateLimited(
-                f"'{name}' has {self.open} open requests, and may have {most}. Try again when one has ended.",
+                f"'{self.name}' has {self.open} open requests, and may have {self.most_open}. Try again "
+                "when one has ended.",
                 retry_after_s=_SHORT_WAIT_S,
             )
-        if (most := limits.requests_per_minute) is not None:
-            window = self.requests = self.requests or MinuteWindow()
-            window.move(second)
-            if window.used and window.used + 1 > (cap := self.cap(0, most)):
-                return _too_fast(name, "requests", most, cap, window, 1)
-        if (most := limits.tokens_per_minute) is not None:
-            window = self.tokens = self.tokens or MinuteWindow()
-            window.move(second)
-            if tokens > most:
-                return RateLimited(
-                    f"The request may take {tokens} tokens, and '{name}' may take {most} in a minute. "
-                    "Shorten the prompt, or ask for fewer tokens.",
-                    should_retry="false",
-                )
-            if window.used and window.used + tokens > (cap := self.cap(1, most)):
-                return _too_fast(name, "tokens", most, cap, window, tokens)
-        for what, most, budget, period, ends in (
-            ("today", limits.tokens_per_day, self.day, today.day, today.day_ends),
-            ("this month", limits.tokens_per_month, self.month, today.month, today.month_ends),
+        for limit, count in ((self.requests, 1), (self.tokens, tokens)):
+            if limit is not None and not limit.fits(count, second):
+                return limit.refusal(self.name, count)
+        for what, budget, period, ends in (
+            ("today", self.day, today.day, today.day_ends),
+            ("this month", self.month, today.month, today.month_ends),
         ):
-            if most is not None and (used := budget.used(period)) + tokens > most:
+            if budget is not None and (used := budget.used(period)) + tokens > budget.most:
                 return QuotaExhausted(
-                    f"'{name}' has used {used} of its {most} tokens of {what}, and the request may take "
-                    f"{tokens}. Its operator can raise the limit.",
+                    f"'{self.name}' has used {used} of its {budget.most} tokens of {what}, and the request "
+                    f"may take {tokens}. Its operator can raise the limit.",
                     retry_after_s=math.ceil(ends - seconds),
                     should_retry="false",
                 )
-        return None
-
-    def report(self, second: int) -> tuple[Rate, Rate]:
-        """What is counted of the limits for a minute, and was asked for since the last report."""
-        found: list[Rate] = []
-        for kind, (_, limit_of, window_of) in enumerate(_WINDOWS):
-            window: MinuteWindow | None = getattr(self, window_of)
-            if window is not None:
-                window.move(second)
-            found.append(
-                Rate(getattr(self.limits, limit_of) or 0, window.used if window else 0, self.asked[kind])
-            )
-        self.asked = [0, 0]
-        return found[0], found[1]
+        raise AssertionError("nothing refuses the request")
 
     def reserve(self, tokens: int) -> None:
-        """After `refusal`, which has found nothing."""
         self.open += 1
         if self.requests is not None:
             self.requests.add(1)
         if self.tokens is not None:
             self.tokens.add(tokens)
-        self.day.reserved += tokens
-        self.month.reserved += tokens
+        if self.day is not None:
+            self.day.reserved += tokens
+        if self.month is not None:
+            self.month.reserved += tokens
 
     def settle(self, reserved: int, taken: int, begun: int, second: int, today: Periods) -> None:
         """A request has ended that began in the second `begun`."""
         self.open -= 1
         if self.tokens is not None:
-            self.tokens.move(second)
-            self.tokens.correct(begun, taken - reserved)
-        self.day.reserved -= reserved
-        self.month.reserved -= reserved
-        if self.has_budget:
-            self.charge(taken, today)
+            self.tokens.correct(begun, taken - reserved, second)
+        if self.day is not None:
+            self.day.charge(today.day, reserved, taken)
+        if self.month is not None:
+            self.month.charge(today.month, reserved, taken)
 
-    def charge(self, taken: int, today: Periods) -> None:
-        """Tokens that nothing was reserved for."""
-        self.day.charge(today.day, taken)
-        self.month.charge(today.month, taken)
+    def learn(self, answer_tokens: int) -> None:
+        """It has had an answer of so many tokens."""
+        self.answer_tokens += _WEIGHT * (answer_tokens - self.answer_tokens)
 
 
-def _too_fast(name: str, what: str, most: int, cap: int, window: MinuteWindow, more: int) -> RateLimited:
-    """cap: below `most` where other gateways use the rest, which may change within a second."""
-    excess = window.used + more - most
-    wait_s = window.wait_s(excess) if excess > 0 else _SHORT_WAIT_S
-    had = f"had {window.used}" if cap == most else f"had {window.used} here and the rest elsewhere"
-    return RateLimited(
-        f"'{name}' may have {most} {what} in a minute; it has {had}, and this would be {more} more. Try "
-        f"again in {wait_s} s.",
-        retry_after_s=wait_s,
-    )
+_Counter = TypeVar("_Counter", MinuteLimit, Budget)
 
 
-@dataclass(slots=True)
-class Reservation:
-    """What one open request has reserved. Settled once: later calls do nothing."""
-
-    allowances: Sequence[Allowance]
-    tokens: int
-    begun: int
-    is_open: bool = True
-
-    @classmethod
-    def make(
-        cls, allowances: Sequence[Allowance], tokens: int, now: float, today: Periods, seconds: float
-    ) -> Reservation:
-        """With all allowances, or with none. Raises: RateLimited, QuotaExhausted."""
-        second = int(now)
-        for allowance in allowances:
-            allowance.asked[0] += 1
-            allowance.asked[1] += tokens
-            if (refusal := allowance.refusal(tokens, second, today, seconds)) is not None:
-                raise refusal
-        for allowance in allowances:
-            allowance.reserve(tokens)
-        return cls(allowances, tokens, second)
-
-    def settle(self, taken: int, now: float, today: Periods) -> None:
-        """The request has ended, with so many tokens."""
-        if self.is_open:
-            self.is_open = False
-            for allowance in self.allowances:
-                allowance.settle(self.tokens, taken, self.begun, int(now), today)
+def _limited(counter: _Counter, most: int | None) -> _Counter | None:
+    counter.most = most or _NO_LIMIT
+    return None if most is None else counter
 
 
-def learn(allowance: Allowance, answer_tokens: int) -> None:
-    """The tenant has had an answer of so many tokens."""
-    allowance.answer_tokens += _WEIGHT * (answer_tokens - allowance.answer_tokens)
+def reserve(
+    allowances: Sequence[Allowance], tokens: int, second: int, today: Periods, seconds: float
+) -> None:
+    """With all allowances, or with none. Raises: RateLimited, QuotaExhausted."""
+    for one in allowances:
+        if not one.fits(tokens, second, today):
+            raise one.refusal(tokens, second, today, seconds)
+    for one in allowances:
+        one.reserve(tokens)
 
 
-def headers(allowances: Sequence[Allowance], now: float) -> list[tuple[bytes, bytes]]:
+def headers(allowances: Sequence[Allowance], second: int) -> list[Field]:
     """OpenAI's `x-ratelimit-*`, of the allowances that have least left: what a refusal would go by."""
-    fields: list[tuple[bytes, bytes]] = []
-    for kind, (what, limit_of, window_of) in enumerate(_WINDOWS):
-        least: tuple[int, int, int] | None = None
-        for allowance in allowances:
-            most = getattr(allowance.limits, limit_of)
-            if most is not None:
-                used = reset_s = 0
-                if (window := getattr(allowance, window_of)) is not None:
-                    window.move(int(now))
-                    used, reset_s = window.used, window.reset_s()
-                left = max(0, allowance.cap(kind, most) - used)
-                if least is None or left < least[0]:
-                    least = left, most, reset_s
-        if least is not None:
-            fields += [
-                (b"x-ratelimit-limit-" + what, b"%d" % least[1]),
-                (b"x-ratelimit-remaining-" + what, b"%d" % least[0]),
-                (b"x-ratelimit-reset-" + what, _RESETS[least[2]]),
-            ]
+    fields: list[Field] = []
+    for kind in (0, 1):
+        tightest, least = None, _NO_LIMIT
+        for one in allowances:
+            found = one.tokens if kind else one.requests
+            if found is not None:
+                found.move(second)
+                if (left := found.cap - found.used) < least:
+                    tightest, least = found, left
+        if tightest is not None:
+            reset_s = tightest.newest + WINDOW_S - second if tightest.used else 0
+            left = (_REMAINING[kind], b"%d" % least if least > 0 else b"0")
+            fields += (tightest.field, left, _RESETS[kind][reset_s])
     return fields

@@ -85,13 +85,10 @@ class UsageCounters:
         rows, self._rows = self._rows, {}
         names = {name for key in rows for name in (key[1], f"{key[1]}/{key[2]}")} & allowances.keys()
         for name in names:
-            allowances[name].day.send()
-            allowances[name].month.send()
-        rates = {
-            name: one.report(int(now))
-            for name, one in allowances.items()
-            if one.asked[0] or one.caps is not None
-        }
+            for budget in filter(None, (allowances[name].day, allowances[name].month)):
+                budget.send()
+        found = ((name, one.rates(int(now))) for name, one in allowances.items() if one.is_limited)
+        rates = {name: rates for name, rates in found if rates is not None}
         self._number += 1
         budgets = [name for name in {*rates, *names} if allowances[name].has_budget]
         self._sent = Settlement(
@@ -109,15 +106,18 @@ class UsageCounters:
         sent, self._sent = self._sent, None
         self._knows = True
         for name, (day, month) in totals.tokens.items():
-            if (allowance := allowances.get(name)) is not None:
-                allowance.day.settle(totals.periods.day, day)
-                allowance.month.settle(totals.periods.month, month)
-        for allowance in allowances.values() if totals.gateways != self._gateways else ():
-            allowance.gateways = totals.gateways
-        self._gateways = totals.gateways
+            if (one := allowances.get(name)) is not None:
+                if one.day is not None:
+                    one.day.settle(totals.periods.day, day)
+                if one.month is not None:
+                    one.month.settle(totals.periods.month, month)
+        if totals.gateways != self._gateways:
+            self._gateways = totals.gateways
+            for one in allowances.values():
+                one.share(totals.gateways, None)
         for name in sent.rates if sent is not None else ():
-            if (allowance := allowances.get(name)) is not None:
-                allowance.caps = totals.caps.get(name)
+            if (one := allowances.get(name)) is not None:
+                one.share(totals.gateways, totals.caps.get(name))
 
 
 @dataclass(slots=True)

@@ -7,21 +7,24 @@ the estimate, and output tokens as many as events were relayed.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.serve.tenancy.keys import Grant
-from penstock.serve.tenancy.limits import Reservation
 
 _USAGE = b'"usage"'
 _REPORT = re.compile(rb'"usage"\s*:\s*\{')
 _NOTHING = re.compile(rb'"usage"\s*:\s*null')
 _REPORT_BYTES = 1024
-_PROMPT = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d+)')
-_OUTPUT = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d+)')
-_CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d+)')
+_COUNT = re.compile(
+    rb'"(prompt_tokens|input_tokens|completion_tokens|output_tokens|cached_tokens|cache_read_input_tokens)"'
+    rb"\s*:\s*(\d+)"
+)
+_PROMPT, _OUTPUT = (b"prompt_tokens", b"input_tokens"), (b"completion_tokens", b"output_tokens")
 """Quotes in generated text are escaped, so that it cannot match."""
 
-_EVENT, _EVENT_END, _NO_CHOICES = b"data: ", b"\n\n", b'"choices":[]'
+_EVENT, _EVENT_END = b"data: ", b"\n\n"
+_NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\]')
 
 
 class TokenCounts(NamedTuple):
@@ -32,56 +35,59 @@ class TokenCounts(NamedTuple):
     output: int = 0
 
 
+@dataclass(slots=True)
+class Asked:
+    """What a request may take. answer_tokens: of all choices together; None where it does not say. hides:
+    whether the client must not see the usage that the gateway has asked for.
+    """
+
+    prompt_tokens: int = 0
+    answer_tokens: int | None = 0
+    streams: bool = False
+    hides: bool = False
+
+
 class RequestMeter:
     """Of one request of a tenant. Called with each piece of the answer's body; returns what to pass on."""
 
     __slots__ = (
+        "_asked",
         "_events",
         "_found",
-        "_hides",
-        "_prompt",
-        "_streams",
         "_tail",
         "adapter",
+        "begun",
         "grant",
-        "reservation",
+        "is_open",
+        "reserved",
         "tier",
     )
 
     def __init__(
-        self,
-        grant: Grant,
-        reservation: Reservation,
-        prompt: int,
-        *,
-        streams: bool,
-        hides: bool,
-        adapter: str,
-        tier: str,
+        self, grant: Grant, asked: Asked, reserved: int, begun: int, adapter: str, tier: str
     ) -> None:
-        """prompt: the estimate. hides: whether to take out the event with the usage, which the client has not
-        asked for.
-        """
+        """reserved: tokens, in the second `begun`."""
         self.grant = grant
-        self.reservation = reservation
+        self.reserved = reserved
+        self.begun = begun
+        self.is_open = True
         self.adapter = adapter
         self.tier = tier
-        self._prompt = prompt
-        self._streams = streams
-        self._hides = hides
+        self._asked = asked
         self._events = 0
         self._tail = b""
         self._found: list[bytes] = []
 
     def __call__(self, body: bytes) -> bytes:
-        if not self._streams:
+        if not self._asked.streams:
             self._look(body)
-        else:
-            self._events += body.count(_EVENT)
-            if _USAGE in body and (at := body.rfind(_USAGE)) >= 0 and not _NOTHING.match(body, at):
-                self._found.append(body[at : at + _REPORT_BYTES])
-                if self._hides:
-                    return _without_event(body, at)
+            return body
+        self._events += body.count(_EVENT)
+        at = body.rfind(_USAGE)
+        if at >= 0 and not _NOTHING.match(body, at):
+            self._found.append(body[at : at + _REPORT_BYTES])
+            if self._asked.hides:
+                return _without_event(body, at)
         return body
 
     def _look(self, body: bytes) -> None:
@@ -96,36 +102,34 @@ class RequestMeter:
 
     def tokens(self, *, done: bool, reached: bool) -> TokenCounts:
         """done: whether the whole answer was relayed. reached: whether it was at a replica."""
-        prompt = cached = output = None
+        prompt: int | None = None
+        cached = output = 0
         for report in self._found:
             if _REPORT.match(report):
-                prompt, cached, output = (
-                    _last(pattern, report, before)
-                    for pattern, before in ((_PROMPT, prompt), (_CACHED, cached), (_OUTPUT, output))
-                )
+                for kind, number in _COUNT.findall(report):
+                    if kind in _OUTPUT:
+                        output = int(number)
+                    elif kind in _PROMPT:
+                        prompt = int(number)
+                    else:
+                        cached = int(number)
         if done:
-            return TokenCounts(prompt or 0, cached or 0, output or 0)
+            return TokenCounts(prompt or 0, cached, output)
         if not reached:
             return TokenCounts()
-        guess = self._events if self._streams else self.guess
-        return TokenCounts(self._prompt if prompt is None else prompt, cached or 0, output or guess)
-
-    @property
-    def guess(self) -> int:
-        """Output tokens of an answer of which nothing has been relayed: of the tenant's usual one."""
-        reserved = self.reservation.tokens - self._prompt
-        return min(reserved, int(self.grant.allowances[1].answer_tokens))
-
-
-def _last(pattern: re.Pattern[bytes], report: bytes, before: int | None) -> int | None:
-    found = pattern.search(report)
-    return before if found is None else int(found[1])
+        if self._asked.streams:
+            guess = self._events
+        else:  # of which nothing has been relayed
+            guess = min(self.reserved - self._asked.prompt_tokens, int(self.grant.tenants.answer_tokens))
+        return TokenCounts(
+            self._asked.prompt_tokens if prompt is None else prompt, cached or 0, output or guess
+        )
 
 
 def _without_event(body: bytes, at: int) -> bytes:
     """Without the event around `at`, if that has nothing but usage."""
     start = body.rfind(_EVENT, 0, at)
     end = body.find(_EVENT_END, at) + len(_EVENT_END)
-    if start < 0 or end < len(_EVENT_END) or _NO_CHOICES not in body[start:end].replace(b" ", b""):
+    if start < 0 or end < len(_EVENT_END) or not _NO_CHOICES.search(body, start, end):
         return body
     return body[:start] + body[end:]

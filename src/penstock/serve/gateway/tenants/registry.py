@@ -17,9 +17,9 @@ from penstock.config.loading.keys_file import load
 from penstock.config.schema.tenants import USUAL_SCOPES, KeyConfig, KeysConfig, Scope, hashed
 from penstock.errors import ConfigError, Overloaded
 from penstock.metrics import GatewayMetrics
-from penstock.serve.gateway.tenants.meter import RequestMeter, TokenCounts
+from penstock.serve.gateway.tenants.meter import Asked, RequestMeter, TokenCounts
 from penstock.serve.tenancy.keys import DEFAULT_TENANT, Grant, KeyTable
-from penstock.serve.tenancy.limits import Periods, Reservation, learn
+from penstock.serve.tenancy.limits import Periods, reserve
 from penstock.serve.tenancy.reporting import Settle, UsageReporter
 
 log = logging.getLogger(__name__)
@@ -89,39 +89,27 @@ class Tenants:
 
     # -- requests
 
-    def begin(
-        self,
-        grant: Grant,
-        prompt: int,
-        most: int | None,
-        *,
-        streams: bool,
-        hides: bool,
-        adapter: str,
-        tier: str,
-    ) -> RequestMeter:
-        """Reserves for a request. prompt, most: its tokens, and those of its answer if it says.
-
-        Raises: RateLimited, QuotaExhausted.
-        """
-        answer = int(grant.allowances[1].answer_tokens) if most is None else most
-        seconds = time.time()
+    def begin(self, grant: Grant, asked: Asked, adapter: str, tier: str) -> RequestMeter:
+        """Reserves for a request. Raises: RateLimited, QuotaExhausted."""
+        answer, second, seconds = asked.answer_tokens, int(time.monotonic()), time.time()
+        tokens = asked.prompt_tokens + (int(grant.tenants.answer_tokens) if answer is None else answer)
         try:
-            reservation = Reservation.make(
-                grant.allowances, prompt + answer, time.monotonic(), self._day(seconds), seconds
-            )
+            reserve(grant.limited, tokens, second, self._day(seconds), seconds)
         except Overloaded:
             self._show(grant.tenant)[4] += 1
             self.usage.hurry()
             raise
-        return RequestMeter(
-            grant, reservation, prompt, streams=streams, hides=hides, adapter=adapter, tier=tier
-        )
+        return RequestMeter(grant, asked, tokens, second, adapter, tier)
 
     def end(self, meter: RequestMeter, model: str, tokens: TokenCounts, *, failed: bool) -> None:
-        """The request has ended. Call it once."""
-        seconds, grant = time.time(), meter.grant
-        meter.reservation.settle(tokens.prompt + tokens.output, time.monotonic(), self._day(seconds))
+        """The request has ended. Later calls do nothing."""
+        if not meter.is_open:
+            return
+        meter.is_open = False
+        seconds, second, grant = time.time(), int(time.monotonic()), meter.grant
+        taken, today = tokens.prompt + tokens.output, self._day(seconds)
+        for one in grant.limited:
+            one.settle(meter.reserved, taken, meter.begun, second, today)
         row = self.usage.counters.row(grant.tenant, grant.name, model, meter.adapter, meter.tier, seconds)
         row.requests += 1
         row.prompt_tokens += tokens.prompt
@@ -134,7 +122,7 @@ class Tenants:
         shown[2] += tokens.cached
         shown[3] += tokens.output
         if tokens.output and not failed:
-            learn(grant.allowances[1], tokens.output)
+            grant.tenants.learn(tokens.output)
 
     def _day(self, seconds: float) -> Periods:
         today = self._today
