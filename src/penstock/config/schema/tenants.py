@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from penstock.config.schema.strict import RootConfig, StrictModel, optional, setting
+from penstock.config.schema.strict import RootConfig, StrictModel, optional, section, setting
 
 Scope = Literal["chat", "completions", "embeddings", "audio", "files", "batch", "metrics", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -99,7 +99,7 @@ class LimitsConfig(StrictModel):
 class TenantConfig(StrictModel):
     """One tenant."""
 
-    limits: LimitsConfig = setting(LimitsConfig(), "Of all its keys together.")
+    limits: LimitsConfig = section(LimitsConfig, "Of all its keys together.")
 
 
 class KeyConfig(StrictModel):
@@ -129,7 +129,7 @@ class KeyConfig(StrictModel):
     expires: Annotated[float | None, BeforeValidator(_seconds)] = optional(
         "Date or time, in UTC unless it says otherwise, from which it is refused."
     )
-    limits: LimitsConfig = setting(LimitsConfig(), "Of this key.")
+    limits: LimitsConfig = section(LimitsConfig, "Of this key.")
 
     @model_validator(mode="before")
     @classmethod

@@ -65,7 +65,7 @@ class UsageStore:
         self._lock = threading.Lock()
         self._caps = Caps()
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._open(str(file))
             file.chmod(0o600)
         except (OSError, sqlite3.Error) as error:

@@ -6,6 +6,7 @@ counted twice, and a process that is killed loses what it has counted since its 
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -172,5 +173,5 @@ class Caps:
         others = [one for key, one in parts.items() if key != me]
         unused = rate.limit - rate.used - sum(one.used for one in others)
         free = rate.limit - rate.used - sum(max(one.used, one.cap) for one in others)
-        mine.cap = rate.used + max(0, min(int(share * unused), free))
+        mine.cap = rate.used + max(0, min(math.ceil(share * unused), free))
         return mine.cap
