@@ -14,6 +14,7 @@ import pytest
 from served import Served, chat, until
 
 from penstock.config.schema.tenants import hashed
+from penstock.openai.response_items import keeper_name, new_id, tenant_mark
 from penstock.serve.gateway.catalogue import ServedModel
 
 pytestmark = pytest.mark.parity("X6")
@@ -338,6 +339,30 @@ async def test_a_stream_whose_replica_dies_is_settled_and_counts_as_an_error(ser
     await until(lambda: tenants.usage.counters._rows)
     (row,) = [row for _, row in tenants.usage.counters.settlement({}, 0.0).rows]
     assert (row.requests, row.errors, row.output_tokens) == (1, 1, text.count("data: ") - 1)
+
+
+async def test_answers_without_usage_are_counted_by_the_estimate_and_stored_ones_once(served: Served):
+    tenants = (await gateway(served, key(ANN, "ann", limits={"max_tokens": 9})))._tenants
+    bodies = {
+        "POST": b'{"id": "x", "usage": null}',
+        "GET": b'{"usage": {"input_tokens": 5, "output_tokens": 7}}',
+    }
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bodies[scope["method"]]})
+
+    listener = await served.app(app)
+    stored = new_id(keeper_name(listener.address.replica_id, tenant_mark("ann")))
+    async with served.http(headers=bearer(ANN)) as http:
+        made = {"model": "m", "input": "a" * 400, "background": True}
+        assert (await http.post("/v1/responses", json=made)).status_code == 200
+        (row,) = tenants.usage.counters._rows.values()
+        assert (row.requests, row.output_tokens) == (1, 9)
+        assert row.prompt_tokens == 8  # the model's context window
+        assert (await http.get(f"/v1/responses/{stored}")).status_code == 200
+        assert (row.requests, row.output_tokens) == (2, 9)
 
 
 async def test_a_refused_or_failed_request_costs_no_tokens(served: Served):

@@ -74,6 +74,9 @@ async def test_files_and_batches_are_their_tenants_alone(served: Served, jobs: J
         for call in (other.batches.retrieve, other.batches.cancel):
             with pytest.raises(openai.NotFoundError):
                 await call(batch.id)
+    rows = served._gateway._tenants.usage.counters._rows
+    assert (await ann.files.content(batch.output_file_id)).text.count('"usage"') == 2
+    assert all(row.output_tokens == 0 for key, row in rows.items() if key[1] == "ann")  # counted when it ran
     foreign = await bob.files.with_raw_response.list(after=files[0])
     assert foreign.parse().data == []
     await jobs.restart()

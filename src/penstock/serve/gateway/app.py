@@ -339,11 +339,15 @@ class Gateway:
         if (grant := request.grant) is None or self._tenants is None:
             return
         path, asked = request.route.path, Asked()
-        if content is not None:
+        if content is not None and request.route.argument is None:
             asked = content.asked(path, grant.most_tokens, self._table.max_model_len(model))
             if asked.streams and path in _USAGE_ON_REQUEST:
                 asked.hides = content.ask_for_usage()
-        request.meter = reply.meter = self._tenants.begin(grant, asked, adapter, tier)
+        request.meter = self._tenants.begin(grant, asked, adapter, tier)
+        if (
+            content is not None and request.route.argument is None
+        ):  # what is stored was counted when it was made
+            reply.meter = request.meter
         reply.more = limits.headers(grant.limited, request.meter.begun)
 
     def _show_limits(self, request: ClientRequest, reply: ClientResponse) -> None:
@@ -355,8 +359,9 @@ class Gateway:
         """Charges what the request took; nothing where it was refused before it reached a replica."""
         assert self._tenants is not None
         failed = reply.broken or (reply.status or 0) >= 400
-        done = not (request.gone or reply.broken)
-        tokens = meter.tokens(done=done, reached=any(part == timing.REPLICA for part, _ in reply.timing.laps))
+        refused = (reply.status or 200) >= 400 or (reply.status is None and not request.gone)
+        reached = any(part == timing.REPLICA for part, _ in reply.timing.laps)
+        tokens = meter.tokens(answered=reached and not refused)
         model = reply.answered_by or (request.metrics.model_id if request.metrics else "")
         self._tenants.end(meter, model, tokens, failed=failed)
 

@@ -172,7 +172,7 @@ class Budget:
     def charge(self, period: int, reserved: int, taken: int) -> None:
         if period != self.period:
             self._enter(period)
-        self.reserved -= reserved
+        self.reserved = max(0, self.reserved - reserved)  # it may not have had a limit then
         self.unsettled += taken
 
     def send(self) -> None:
@@ -201,7 +201,7 @@ class Allowance:
     """
 
     __slots__ = (
-        *("_gateways", "answer_tokens", "day", "is_shared", "most_open", "month", "name", "open"),
+        *("answer_tokens", "day", "gateways", "is_shared", "most_open", "month", "name", "open"),
         *("requests", "tokens"),
     )
 
@@ -214,7 +214,7 @@ class Allowance:
         self.day: Budget | None = None
         self.month: Budget | None = None
         self.is_shared = False  # this gateway has been told its caps
-        self._gateways = 1
+        self.gateways = 1
 
     def limit(self, limits: LimitsConfig) -> None:
         """Sets limits; what was counted stays."""
@@ -223,7 +223,7 @@ class Allowance:
         self.tokens = _limited(self.tokens or MinuteLimit(1), limits.tokens_per_minute)
         self.day = _limited(self.day or Budget(), limits.tokens_per_day)
         self.month = _limited(self.month or Budget(), limits.tokens_per_month)
-        self.share(self._gateways, None)
+        self.share(self.gateways, None)
 
     @property
     def is_limited(self) -> bool:
@@ -237,7 +237,7 @@ class Allowance:
         """So many gateways keep the limits for a minute together. caps: of requests and tokens; None for a
         gateway that has not asked for a part.
         """
-        self._gateways, self.is_shared = gateways, caps is not None
+        self.gateways, self.is_shared = gateways, caps is not None
         for one in filter(None, (self.requests, self.tokens)):
             one.field = (f"x-ratelimit-limit-{_WHAT[one.kind]}".encode(), b"%d" % one.most)
             untold = one.most if gateways == 1 else int(_UNTOLD * one.most) // gateways

@@ -68,7 +68,7 @@ class UsageCounters:
         self.source = uuid.uuid4().hex
         self._rows: dict[UsageKey, UsageRow] = {}
         self._sent: Settlement | None = None
-        self._number, self._gateways = 0, 1
+        self._number = 0
         self._knows = False  # the totals of all allowances
 
     def row(self, tenant: str, key: str, model: str, adapter: str, tier: str, seconds: float) -> UsageRow:
@@ -112,9 +112,8 @@ class UsageCounters:
                     one.day.settle(totals.periods.day, day)
                 if one.month is not None:
                     one.month.settle(totals.periods.month, month)
-        if totals.gateways != self._gateways:
-            self._gateways = totals.gateways
-            for one in allowances.values():
+        for one in allowances.values():
+            if one.gateways != totals.gateways:
                 one.share(totals.gateways, None)
         for name in sent.rates if sent is not None else ():
             if (one := allowances.get(name)) is not None:

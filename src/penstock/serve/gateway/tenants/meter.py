@@ -1,7 +1,7 @@
 """Reads the tokens that a request took from the answer that passes by.
 
-Engines report usage at the end of an answer. Of one that is cut off before that, prompt tokens are those of
-the estimate, and output tokens as many as events were relayed.
+Engines report usage at the end of an answer. Without a report, as when it is cut off before, prompt tokens
+are those of the estimate, and output tokens of a stream as many as events were relayed.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class RequestMeter:
         if at >= 0:
             self._found = [piece[at : at + _REPORT_BYTES]]
 
-    def tokens(self, *, done: bool, reached: bool) -> TokenCounts:
-        """done: whether the whole answer was relayed. reached: whether it was at a replica."""
+    def tokens(self, *, answered: bool) -> TokenCounts:
+        """What the request took. answered: whether a replica has begun to work on it, and not refused it."""
         prompt: int | None = None
         cached = output = 0
         for report in self._found:
@@ -113,17 +113,15 @@ class RequestMeter:
                         prompt = int(number)
                     else:
                         cached = int(number)
-        if done:
-            return TokenCounts(prompt or 0, cached, output)
-        if not reached:
-            return TokenCounts()
-        if self._asked.streams:
-            guess = self._events
-        else:  # of which nothing has been relayed
-            guess = min(self.reserved - self._asked.prompt_tokens, int(self.grant.tenants.answer_tokens))
-        return TokenCounts(
-            self._asked.prompt_tokens if prompt is None else prompt, cached or 0, output or guess
-        )
+        asked = self._asked
+        if asked.answer_tokens != 0 and answered and not (prompt and output):
+            if prompt is None:
+                prompt = asked.prompt_tokens
+            if asked.streams:
+                output = output or self._events
+            else:  # of which nothing has been relayed, or that a replica works on in the background
+                output = output or min(self.reserved - prompt, int(self.grant.tenants.answer_tokens))
+        return TokenCounts(prompt or 0, cached, max(0, output))
 
 
 def _without_event(body: bytes, at: int) -> bytes:
