@@ -27,6 +27,7 @@ from penstock.config.schema import (
     request_router,
     routing,
     sections,
+    tenants,
 )
 from penstock.config.schema.settings import Settings
 
@@ -116,6 +117,9 @@ _SECTIONS: Sequence[tuple[str, type[BaseModel]]] = (
     ("The gateway: `GatewayConfig`", gateway.GatewayConfig),
     ("gateway.cors", gateway.CorsConfig),
     ("gateway.tls", gateway.TlsConfig),
+    ("gateway.keys", tenants.KeyConfig),
+    ("gateway.tenants", tenants.TenantConfig),
+    ("limits of keys and tenants", tenants.LimitsConfig),
     ("Models and gateway: `LLMServingArgs`", serving_args.LLMServingArgs),
     ("jobs", jobs.JobsConfig),
     ("ingress_cls_config", serving_args.IngressClsConfig),

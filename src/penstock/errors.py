@@ -13,6 +13,8 @@ Error
 ├── Conflict              409  not while the engine or the fleet is in this state
 ├── TooLarge              413  body over the limit
 ├── Overloaded            429  the queue is full: try again later
+│   ├── RateLimited       429  a key or tenant is at a limit: try again later
+│   └── QuotaExhausted    429  a tenant or key has used its tokens of the day or the month
 ├── Unsupported           501  this engine lacks the operation
 ├── Unavailable           503  no replica can take the request now
 │   ├── EngineDead        503  the engine behind this replica is gone
@@ -99,6 +101,14 @@ class TooLarge(Error, status=413, type="invalid_request_error", code="body_too_l
 
 class Overloaded(Error, status=429, type="rate_limit_error", code="overloaded"):
     """The queue is full. Fact `retry_after_s` becomes the Retry-After header."""
+
+
+class RateLimited(Overloaded, code="rate_limit_exceeded"):
+    """The key, or its tenant, is at one of its limits. Facts as of `Overloaded`."""
+
+
+class QuotaExhausted(Overloaded, type="insufficient_quota", code="insufficient_quota"):
+    """The key, or its tenant, has used its tokens of the day or of the month. Facts as of `Overloaded`."""
 
 
 class Unsupported(Error, status=501, type="invalid_request_error", code="unsupported"):

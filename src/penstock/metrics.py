@@ -200,6 +200,17 @@ class GatewayMetrics:
             "Requests for a model that were sent to another one because it could not answer.",
             ["model", "to"],
         )
+        self.tenant_requests = counter(
+            "penstock_tenant_requests", "Requests of tenants that have ended.", ["tenant"]
+        )
+        self.tenant_tokens = counter(
+            "penstock_tenant_tokens",
+            "Tokens of tenants: 'prompt', 'cached' (of the prompt's) and 'output'.",
+            ["tenant", "kind"],
+        )
+        self.tenant_refusals = counter(
+            "penstock_tenant_refusals", "Requests that a limit of the key or tenant has refused.", ["tenant"]
+        )
         self.picks = counter("penstock_picks", "Replicas picked, by reason.", ["model", "outcome"])
         self.open = gauge("penstock_open_requests", "Requests at replicas.")
         self.queued = gauge("penstock_queued_requests", "Requests that wait for a replica.")

@@ -149,7 +149,9 @@ tier: ContextVar[Tier] = ContextVar("tier", default=DEFAULT)
 
 
 current_replica: ContextVar[str] = ContextVar("current_replica", default="")
-"""Set in a request's context by a replica, to its id: part of the ids of responses that its engine stores."""
+"""Set in a request's context by a replica, to its id and the tenant's mark: part of the ids of responses that
+its engine stores.
+"""
 
 response_id: ContextVar[str] = ContextVar("response_id", default="")
 """The id of the response to the running request, if that is one to the Responses endpoint."""

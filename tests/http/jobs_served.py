@@ -24,9 +24,11 @@ from penstock.data.job.worker import InProcessPool
 from penstock.data.rows.request import RowRequest
 from penstock.errors import ModelNotFound
 from penstock.jobs.app import make_app
+from penstock.jobs.records import BatchRecord
+from penstock.jobs.runner import RowCounts
 from penstock.jobs.service import JobService
 from penstock.jobs.turns import Standing
-from penstock.jobs.validation import OwnEndpoints
+from penstock.jobs.validation import OwnEndpoints, Resolve
 from penstock.serve.http.server import Port, serve_on
 
 CHAT = "/v1/chat/completions"
@@ -74,6 +76,8 @@ class JobsServed:
         self.requests = Requests()
         self._backend = backend or (lambda: _Counted(self.requests, self._served.url))
         self._port: Port
+        self.counted = Counter[tuple[str, str]]()
+        """Rows and tokens of tenants' batches."""
 
     async def start(self) -> None:
         def resolve(name: str | None) -> tuple[str, str]:
@@ -84,6 +88,13 @@ class JobsServed:
         def pool(models: Sequence[str], standing: Standing) -> WorkerPool:
             return InProcessPool(self._backend)
 
+        def resolve_only(names: Sequence[str]) -> Resolve:
+            return lambda name: resolve(name if name in names else f"not {name}")
+
+        def count(record: BatchRecord, counts: RowCounts) -> None:
+            self.counted[record.tenant, "rows"] += counts.rows
+            self.counted[record.tenant, "tokens"] += counts.prompt_tokens + counts.output_tokens
+
         self.service = JobService(
             self._config,
             str(self.storage),
@@ -91,6 +102,8 @@ class JobsServed:
             pool,
             line_bytes=1 << 20,
             own_endpoints=self._own_endpoints,
+            resolve_only=resolve_only,
+            count=count,
         )
         await self.service.start()
         self._port = await serve_on(make_app(self.service), "127.0.0.1", 0)

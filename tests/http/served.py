@@ -208,7 +208,7 @@ class Served:
 
     async def gateway(self, *cards: ServedModel | str, **config: Any) -> Gateway:
         models = [ServedModel(card, created=1) if isinstance(card, str) else card for card in cards]
-        own = {name: config.pop(name, None) for name in ("unreachable", "operate", "jobs")}
+        own = {name: config.pop(name, None) for name in ("unreachable", "operate", "jobs", "settle")}
         gateway = Gateway(GatewayConfig(**config), models, self.table, **own)
         self._gateway = gateway
         await gateway.start()

@@ -38,7 +38,7 @@ HOUSES: dict[str, list[set[str]]] = {
         {"routing"},
         {"fleet"},
         {"control"},
-        {"http"},
+        {"http", "tenancy"},
     ],
     "penstock.data": [
         {"table"},

@@ -18,7 +18,9 @@ from penstock.cli.client.batches import batches
 from penstock.cli.client.bench import bench
 from penstock.cli.client.chat import chat
 from penstock.cli.client.ctl import ctl
+from penstock.cli.client.keys import keys
 from penstock.cli.client.status import show_models
+from penstock.cli.client.usage import usage
 from penstock.cli.doctor import doctor
 from penstock.cli.models.kuberay import kuberay
 from penstock.cli.models.options import (
@@ -234,3 +236,5 @@ app.command()(by_fields(bench))
 app.add_typer(batch, name="batch")
 app.add_typer(batches, name="batches")
 app.add_typer(ctl, name="ctl")
+app.add_typer(keys, name="keys")
+app.command()(by_fields(usage))

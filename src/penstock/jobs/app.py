@@ -17,6 +17,7 @@ from starlette.routing import Route
 from penstock.asgi import ASGIApp
 from penstock.errors import Error, TooLarge
 from penstock.jobs.content import content
+from penstock.jobs.owner import owner_of
 from penstock.jobs.service import JobService
 from penstock.openai import errors as openai_errors
 
@@ -71,37 +72,42 @@ class _Endpoints:
 
     async def create_file(self, request: Request) -> Response:
         files = self._service.ready().files
-        record = await files.create(request.headers.get("content-type", ""), request.stream())
+        kind = request.headers.get("content-type", "")
+        record = await files.create(kind, request.stream(), owner_of(request))
         return _json(record.public())
 
     async def files(self, request: Request) -> Response:
-        return _json(self._service.ready().files.listed(dict(request.query_params)))
+        return _json(self._service.ready().files.listed(dict(request.query_params), owner_of(request)))
 
     async def file(self, request: Request) -> Response:
-        return _json(self._service.ready().files.get(request.path_params["id"]).public())
+        files = self._service.ready().files
+        return _json(files.get(request.path_params["id"], owner_of(request)).public())
 
     async def delete_file(self, request: Request) -> Response:
-        return _json(await self._service.ready().files.delete(request.path_params["id"]))
+        files = self._service.ready().files
+        return _json(await files.delete(request.path_params["id"], owner_of(request)))
 
     async def content(self, request: Request) -> Response:
-        at, size = await self._service.ready().files.content(request.path_params["id"])
+        files = self._service.ready().files
+        at, size = await files.content(request.path_params["id"], owner_of(request))
         return content(at, size, request.headers.get("range"), head=request.method == "HEAD")
 
     async def create_batch(self, request: Request) -> Response:
         service = self._service.ready()
-        record = await service.create_batch(await _body(request))
+        record = await service.create_batch(await _body(request), owner_of(request))
         return _json(await service.batches.shown(record))
 
     async def batches(self, request: Request) -> Response:
-        return _json(await self._service.ready().batches.listed(dict(request.query_params)))
+        batches = self._service.ready().batches
+        return _json(await batches.listed(dict(request.query_params), owner_of(request)))
 
     async def batch(self, request: Request) -> Response:
         batches = self._service.ready().batches
-        return _json(await batches.shown(batches.get(request.path_params["id"])))
+        return _json(await batches.shown(batches.get(request.path_params["id"], owner_of(request))))
 
     async def cancel_batch(self, request: Request) -> Response:
         service = self._service.ready()
-        record = await service.cancel_batch(request.path_params["id"])
+        record = await service.cancel_batch(request.path_params["id"], owner_of(request))
         return _json(await service.batches.shown(record))
 
 

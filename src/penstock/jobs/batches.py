@@ -15,6 +15,7 @@ import msgspec
 from penstock.config.schema.jobs import JobsConfig
 from penstock.errors import BadRequest, Conflict, Error, NotFound, TooLarge
 from penstock.jobs.files import FileStore
+from penstock.jobs.owner import Owner, is_for
 from penstock.jobs.parameters import KEEP_S, Page, expires_after_s, shown, window_s
 from penstock.jobs.records import INPUT, BatchRecord, new_id, now_s
 from penstock.jobs.storage import JobStorage
@@ -81,9 +82,9 @@ class BatchStore:
         unfinished = [*self._creating, *self.unfinished()]
         return next((one.id for one in unfinished if one.input_file_id == file_id), None)
 
-    def get(self, batch_id: str) -> BatchRecord:
-        """Raises: NotFound."""
-        if (record := self._records.get(batch_id)) is None:
+    def get(self, batch_id: str, owner: Owner | None = None) -> BatchRecord:
+        """Raises: NotFound, also for a batch of another tenant than `owner`'s."""
+        if (record := self._records.get(batch_id)) is None or not is_for(owner, record.tenant):
             raise NotFound(f"There is no batch '{batch_id[:80]}'.")
         return record
 
@@ -99,15 +100,18 @@ class BatchStore:
                 record = await self.change(record.id, counted)
         return record.public()
 
-    async def listed(self, query: dict[str, str]) -> dict[str, Any]:
+    async def listed(self, query: dict[str, str], owner: Owner | None = None) -> dict[str, Any]:
         """A page in OpenAI's form. Raises: BadRequest."""
-        found, more = Page.of(query, most=_MOST_LISTED, default=_LISTED).cut(self._records)
+        page = Page.of(query, most=_MOST_LISTED, default=_LISTED)
+        found, more = page.cut(self._records, lambda one: is_for(owner, one.tenant))
         return shown([await self.shown(one) for one in found], has_more=more)
 
-    async def create(self, content: bytes) -> BatchRecord:
-        """Raises: BadRequest, NotFound, TooLarge, StorageFull, Unavailable."""
+    async def create(self, content: bytes, owner: Owner | None = None) -> BatchRecord:
+        """Raises: BadRequest, Forbidden, NotFound, TooLarge, StorageFull, Unavailable."""
         asked = _read(content, self._endpoints)
-        file = self._files.get(asked.input_file_id)
+        file = self._files.get(asked.input_file_id, owner)
+        if owner is not None:
+            owner.check_endpoint(asked.endpoint)
         if file.purpose != INPUT:
             raise BadRequest(
                 f"The file has the purpose '{file.purpose}'; inputs of batches have '{INPUT}'.",
@@ -136,6 +140,10 @@ class BatchStore:
             output_expires_s=keep_s,
             metadata=asked.metadata,
         )
+        if owner is not None:
+            record = msgspec.structs.replace(
+                record, tenant=owner.tenant, key=owner.key, may_name=owner.models
+            )
         self._creating.append(record)
         try:
             async with self._writing:
@@ -144,8 +152,9 @@ class BatchStore:
             self._creating.remove(record)
         return record
 
-    async def cancel(self, batch_id: str) -> BatchRecord:
+    async def cancel(self, batch_id: str, owner: Owner | None = None) -> BatchRecord:
         """Raises: NotFound; Conflict when it has ended."""
+        self.get(batch_id, owner)
 
         def cancelling(record: BatchRecord) -> BatchRecord:
             if record.ended or record.status == "finalizing":

@@ -14,6 +14,7 @@ from typing import Any
 from penstock.config.schema.jobs import JobsConfig
 from penstock.data.storage.paths import StoragePath
 from penstock.errors import Conflict, NotFound, StorageFull
+from penstock.jobs.owner import DEFAULT, Owner, is_for
 from penstock.jobs.parameters import KEEP_S, Page, expires_after_s, shown
 from penstock.jobs.records import INPUT, FileRecord, new_id, now_s
 from penstock.jobs.storage import JobStorage
@@ -45,29 +46,38 @@ class FileStore:
             if file.name.partition(".")[0] not in found:
                 self._storage.at(f"{FOLDER}/{file.name}").remove()
 
-    def get(self, file_id: str) -> FileRecord:
-        """Raises: NotFound."""
+    def get(self, file_id: str, owner: Owner | None = None) -> FileRecord:
+        """Raises: NotFound, also for a file of another tenant than `owner`'s."""
         record = self._records.get(file_id)
-        if record is None or (record.expired and self.reader_of(file_id) is None):
+        if (
+            record is None
+            or not is_for(owner, record.tenant)
+            or (record.expired and self.reader_of(file_id) is None)
+        ):
             raise NotFound(f"There is no file '{file_id[:80]}'; it may have expired or been deleted.")
         return record
 
-    async def content(self, file_id: str) -> tuple[StoragePath, int]:
+    async def content(self, file_id: str, owner: Owner | None = None) -> tuple[StoragePath, int]:
         """Where a file's content is, and its size in bytes. Raises: NotFound, Unavailable."""
-        path = self.get(file_id).path
+        path = self.get(file_id, owner).path
         size = await asyncio.to_thread(self._storage.size_bytes, path)
         if size is None:
             raise NotFound(f"The content of '{file_id}' is not in the storage any more.")
         return self._storage.at(path), size
 
-    def listed(self, query: dict[str, str]) -> dict[str, Any]:
+    def listed(self, query: dict[str, str], owner: Owner | None = None) -> dict[str, Any]:
         """A page in OpenAI's form. Raises: BadRequest."""
         purpose = query.get("purpose")
         page = Page.of(query, most=_MOST_LISTED, default=_LISTED)
-        found, more = page.cut(self._records, lambda one: purpose in (None, one.purpose) and not one.expired)
+        found, more = page.cut(
+            self._records,
+            lambda one: purpose in (None, one.purpose) and not one.expired and is_for(owner, one.tenant),
+        )
         return shown([one.public() for one in found], has_more=more)
 
-    async def create(self, content_type: str, pieces: AsyncIterator[bytes]) -> FileRecord:
+    async def create(
+        self, content_type: str, pieces: AsyncIterator[bytes], owner: Owner | None = None
+    ) -> FileRecord:
         """Takes an upload. Raises: BadRequest, TooLarge, StorageFull, Unavailable."""
         file_id = new_id("file-")
         path = f"{FOLDER}/{file_id}.jsonl"
@@ -87,6 +97,7 @@ class FileStore:
                 purpose=INPUT,
                 path=path,
                 expires_at=now_s() + keep_s,
+                tenant=owner.tenant if owner is not None else DEFAULT,
             )
             await completed(self._keep(upload, record))
         finally:
@@ -110,9 +121,9 @@ class FileStore:
         await asyncio.to_thread(self._storage.write, FOLDER, record.id, record)
         self._records[record.id] = record
 
-    async def delete(self, file_id: str) -> dict[str, Any]:
+    async def delete(self, file_id: str, owner: Owner | None = None) -> dict[str, Any]:
         """Raises: NotFound; Conflict while a batch reads it."""
-        record = self.get(file_id)
+        record = self.get(file_id, owner)
         if (batch := self.reader_of(file_id)) is not None:
             raise Conflict(f"The file is the input of '{batch}', which has not ended; cancel that first.")
         await completed(self._remove(record))

@@ -11,12 +11,18 @@ from typing import Any, Literal
 
 import msgspec
 
+from penstock.jobs.owner import DEFAULT
+
 INPUT, OUTPUT = "batch", "batch_output"
 """Purposes of files: uploaded input, and what a batch wrote."""
 
 Status = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]
+_HIDDEN = (
+    *("output_file", "error_file", "output_expires_s", "total", "completed", "failed"),
+    *("tenant", "key", "may_name"),
+)
 ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
 
 
@@ -30,7 +36,7 @@ def new_id(prefix: str) -> str:
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """path: of the content, below the storage's root."""
+    """path: of the content, below the storage's root. tenant: whose it is."""
 
     id: str
     bytes: int
@@ -39,6 +45,7 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     purpose: str
     path: str
     expires_at: int | None = None
+    tenant: str = DEFAULT
 
     @property
     def expired(self) -> bool:
@@ -46,7 +53,7 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def public(self) -> dict[str, Any]:
         shown = msgspec.structs.asdict(self)
-        del shown["path"]
+        del shown["path"], shown["tenant"]
         return {**shown, "object": "file", "status": "processed", "status_details": None}
 
 
@@ -62,7 +69,7 @@ class Fault(msgspec.Struct, frozen=True):
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """total, completed, failed: requests. output_file, error_file: ids that its files get when it ends, so
     that ending it twice makes no second file. models: that its lines name. output_expires_s: from their
-    creation.
+    creation. tenant, key: whose it is; "" for no key. may_name: models that its lines may name; None for all.
     """
 
     id: str
@@ -90,6 +97,9 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     output_file_id: str | None = None
     error_file_id: str | None = None
+    tenant: str = DEFAULT
+    key: str = ""
+    may_name: list[str] | None = None
 
     @property
     def ended_at(self) -> int | None:
@@ -107,7 +117,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def public(self) -> dict[str, Any]:
         shown = msgspec.to_builtins(self)
-        for name in ("output_file", "error_file", "output_expires_s", "total", "completed", "failed"):
+        for name in _HIDDEN:
             del shown[name]
         models = shown.pop("models")
         return {

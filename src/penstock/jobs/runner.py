@@ -36,6 +36,24 @@ log = logging.getLogger(__name__)
 MakePool = Callable[[Sequence[str], Standing], WorkerPool]
 """What answers rows of these models for a batch."""
 
+
+@dataclass(slots=True)
+class RowCounts:
+    """Of rows that a batch has completed, and their tokens."""
+
+    rows: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    failed: int = 0
+
+    def since(self, before: RowCounts) -> RowCounts:
+        return RowCounts(*(getattr(self, one) - getattr(before, one) for one in self.__slots__))
+
+
+Count = Callable[[BatchRecord, RowCounts], None]
+"""Called with what a batch has completed since the last call."""
+
 Reason = Literal["cancelled", "expired"]
 _LEFT = {
     "cancelled": "The batch was cancelled before this request was done.",
@@ -53,15 +71,16 @@ _TURN_OVER = "turn over"
 
 @dataclass(frozen=True, slots=True)
 class BatchContext:
-    """What all batches of a service share. check: the input of a batch for an endpoint, on a thread."""
+    """What all batches of a service share. check: the input of a batch, on a thread. count: its usage."""
 
     storage: JobStorage
     files: FileStore
     batches: BatchStore
     make_pool: MakePool
-    check: Callable[[StoragePath, str], CheckedInput]
+    check: Callable[[StoragePath, BatchRecord], CheckedInput]
     turns: TurnQueue
     validating: asyncio.Semaphore
+    count: Count | None = None
 
 
 class RunningBatch(ProgressListener):
@@ -152,7 +171,7 @@ class RunningBatch(ProgressListener):
                 await self._finish(report)
 
     async def _validate(self, at: StoragePath) -> None:
-        found = await asyncio.to_thread(self._context.check, at, self._record().endpoint)
+        found = await asyncio.to_thread(self._context.check, at, self._record())
         if found.faults:
             await self._end("failed", found.faults)
             return
@@ -165,7 +184,7 @@ class RunningBatch(ProgressListener):
 
     async def _run_rows(self, at: StoragePath) -> JobReport:
         """All rows, or until its turn is over. A batch that was stopped has none left afterwards."""
-        self._counted = 0, 0
+        self._counted = RowCounts()
         self._finalizing: list[asyncio.Task[BatchRecord]] = []
         pool = self._context.make_pool(self._record().models, self._standing)
         self._job = job = Job(
@@ -176,6 +195,7 @@ class RunningBatch(ProgressListener):
         try:
             return await job.run()
         finally:
+            self.on_tick(job.stats)  # since the last tick
             self._job = None
             await asyncio.gather(*self._finalizing, return_exceptions=True)  # the next status replaces it
 
@@ -189,9 +209,15 @@ class RunningBatch(ProgressListener):
         done = stats.before - stats.failed_before + stats.ok + stats.skipped
         failed = stats.failed_before + stats.failed
         self._context.batches.progress[self._id] = done, failed
-        rows, tokens = stats.completed - self._counted[0], stats.tokens - self._counted[1]
-        self._counted = stats.completed, stats.tokens
-        self._standing.advance(rows, tokens, self._record().total - done - failed)
+        now = RowCounts(
+            stats.completed, stats.prompt_tokens, stats.cached_tokens, stats.generated_tokens, stats.failed
+        )
+        new, self._counted = now.since(self._counted), now
+        self._standing.advance(
+            new.rows, new.prompt_tokens + new.output_tokens, self._record().total - done - failed
+        )
+        if self._context.count is not None:
+            self._context.count(self._record(), new)
 
     def on_writing(self) -> None:
         def finalizing(record: BatchRecord) -> BatchRecord:
@@ -245,6 +271,7 @@ class RunningBatch(ProgressListener):
                 purpose=OUTPUT,
                 path=path,
                 expires_at=now_s() + record.output_expires_s,
+                tenant=record.tenant,
             )
         )
         return file_id

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from penstock.config.schema.jobs import JobsConfig
@@ -15,8 +16,9 @@ from penstock.data.storage.paths import StoragePath
 from penstock.errors import Error, Unavailable
 from penstock.jobs.batches import BatchStore
 from penstock.jobs.files import FileStore
+from penstock.jobs.owner import Owner
 from penstock.jobs.records import BatchRecord
-from penstock.jobs.runner import BatchContext, MakePool, RunningBatch
+from penstock.jobs.runner import BatchContext, Count, MakePool, RunningBatch
 from penstock.jobs.storage import JobStorage
 from penstock.jobs.turns import TurnQueue
 from penstock.jobs.validation import CheckedInput, OwnEndpoints, Resolve, check_input
@@ -43,8 +45,11 @@ class JobService:
         *,
         line_bytes: int = 64 << 20,
         own_endpoints: OwnEndpoints | None = None,
+        resolve_only: Callable[[Sequence[str]], Resolve] | None = None,
+        count: Count | None = None,
     ) -> None:
         """url: of the storage. line_bytes: limit of a request. own_endpoints: beyond `ENDPOINTS`.
+        resolve_only: as `resolve`, for keys that may use some models only. count: what batches took.
 
         Raises: Unavailable for a URL without a client.
         """
@@ -54,11 +59,14 @@ class JobService:
         self.batches = BatchStore(config, self.storage, self.files, own)
         self.turns = TurnQueue(_RUNNING)
 
-        def check(at: StoragePath, endpoint: str) -> CheckedInput:
-            return check_input(at, endpoint, resolve, config, line_bytes, own.get(endpoint))
+        def check(at: StoragePath, record: BatchRecord) -> CheckedInput:
+            find, endpoint = resolve, record.endpoint
+            if record.may_name is not None and resolve_only is not None:
+                find = resolve_only(record.may_name)
+            return check_input(at, endpoint, find, config, line_bytes, own.get(endpoint))
 
         self._context = BatchContext(
-            self.storage, self.files, self.batches, make_pool, check, self.turns, asyncio.Semaphore(1)
+            self.storage, self.files, self.batches, make_pool, check, self.turns, asyncio.Semaphore(1), count
         )
         self._runs: dict[str, tuple[RunningBatch, asyncio.Task[None]]] = {}
         self._owns = False
@@ -86,18 +94,18 @@ class JobService:
             )
         return self
 
-    async def create_batch(self, content: bytes) -> BatchRecord:
+    async def create_batch(self, content: bytes, owner: Owner | None = None) -> BatchRecord:
         """Raises: as `BatchStore.create`."""
-        return await completed(self._create(content))  # one that is stored runs
+        return await completed(self._create(content, owner))  # one that is stored runs
 
-    async def _create(self, content: bytes) -> BatchRecord:
-        record = await self.batches.create(content)
+    async def _create(self, content: bytes, owner: Owner | None) -> BatchRecord:
+        record = await self.batches.create(content, owner)
         self._run(record)
         return record
 
-    async def cancel_batch(self, batch_id: str) -> BatchRecord:
+    async def cancel_batch(self, batch_id: str, owner: Owner | None = None) -> BatchRecord:
         """Raises: as `BatchStore.cancel`."""
-        record = await self.batches.cancel(batch_id)
+        record = await self.batches.cancel(batch_id, owner)
         if batch_id in self._runs:
             self._runs[batch_id][0].stop("cancelled")
         return record

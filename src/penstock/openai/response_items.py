@@ -7,14 +7,14 @@ an engine parsed from it.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import uuid
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any, Literal, cast
 
-_ID = re.compile(r"resp_([0-9a-f]{16})_[0-9a-f]{32}")
-_ITEM = re.compile(r"[a-z]+_(([0-9a-f]{16}_)?[0-9a-f]{32})_[0-9a-f]+")
+_ID = re.compile(r"resp_([0-9a-f]{16})_(?:([0-9a-f]{12})_)?[0-9a-f]{32}")
+_ITEM = re.compile(r"[a-z]+_(([0-9a-f]{16}_([0-9a-f]{12}_)?)?[0-9a-f]{32})_[0-9a-f]+")
 
 REFERENCE = "item_reference"
 
@@ -28,11 +28,28 @@ Order = Literal["asc", "desc"]
 
 
 def new_id(keeper: str, seed: str = "") -> str:
-    """An id nobody can guess. keeper: a replica's id, or "" where there is one process only. seed: random,
-    for the same id wherever the response is continued.
+    """An id nobody can guess. keeper: as of `keeper_name`, or "" where there is one process only.
+
+    seed: random, for the same id wherever the response is continued.
     """
-    unique = hashlib.sha256(seed.encode()).hexdigest()[:32] if seed else uuid.uuid4().hex
+    unique = sha256(seed.encode()).hexdigest()[:32] if seed else uuid.uuid4().hex
     return f"resp_{keeper}_{unique}" if keeper else f"resp_{unique}"
+
+
+def keeper_name(replica_id: str, tenant: str) -> str:
+    """A replica as the ids of its responses name it. tenant: as of `tenant_mark`."""
+    return f"{replica_id}_{tenant}" if tenant else replica_id
+
+
+def tenant_mark(tenant: str) -> str:
+    """What an id says of a tenant. One who writes another mark into an id has the id of no response."""
+    return sha256(tenant.encode()).hexdigest()[:12]
+
+
+def mark_of(response_id: str) -> str:
+    """The tenant's mark in an id; "" without one, and in ids that `new_id` has not made for a replica."""
+    match = _ID.fullmatch(response_id)
+    return (match[2] or "") if match else ""
 
 
 def item_number(response_id: str, number: int | str) -> str:

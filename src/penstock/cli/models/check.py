@@ -83,7 +83,12 @@ def _application(file: str, application: Application) -> dict[str, Any]:
     gateway = application.args.gateway
     return {
         "file": file,
-        "gateway": {"host": gateway.host, "port": gateway.port, "api_key": gateway.api_key is not None},
+        "gateway": {
+            "host": gateway.host,
+            "port": gateway.port,
+            "api_key": gateway.api_key is not None,
+            "tenants": gateway.keyed,
+        },
         "models": [
             {
                 "model": config.model_id,
@@ -98,7 +103,8 @@ def _print(application: Mapping[str, Any]) -> None:
     print(application["file"])
     gateway = application["gateway"]
     port = gateway["port"] or "no port of its own (8000 under `penstock serve`)"
-    _row(1, "gateway", f"{gateway['host']}, {port}; {'one API key' if gateway['api_key'] else 'any API key'}")
+    keys = "keys of tenants" if gateway["tenants"] else "one API key" if gateway["api_key"] else "any API key"
+    _row(1, "gateway", f"{gateway['host']}, {port}; {keys}")
     for model in application["models"]:
         _row(1, "model", model["model"])
         for deployment in model["deployments"]:

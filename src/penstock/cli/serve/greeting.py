@@ -37,7 +37,7 @@ def greeting(gateway: GatewayConfig, configs: Sequence[LLMConfig], seconds: floa
 def _key_variable(gateway: GatewayConfig) -> str | None:
     """The variable that holds the gateway's key, or should."""
     if gateway.api_key is None:
-        return None
+        return API_KEY_NAMES[0] if gateway.keyed else None
     key = gateway.api_key.get_secret_value()
     return next((name for name in API_KEY_NAMES if os.environ.get(name) == key), API_KEY_NAMES[0])
 

@@ -7,9 +7,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 
-from penstock.config.schema.paths import PemFile
+from penstock.config.schema.paths import LocalFile
 from penstock.config.schema.settings import SentKey, Settings
 from penstock.config.schema.strict import RootConfig, StrictModel, optional, setting
+from penstock.config.schema.tenants import KeyConfig, Name, TenantConfig
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 
@@ -56,11 +57,11 @@ class CorsConfig(StrictModel):
 class TlsConfig(StrictModel):
     """The certificate of the gateway's own port. Both files are read again when they change."""
 
-    cert: PemFile = Field(
+    cert: LocalFile = Field(
         description="PEM file of the certificate, followed by those between it and the root. A relative "
         "path counts from the folder of the config file."
     )
-    key: PemFile = Field(description="PEM file of its private key, without a passphrase.")
+    key: LocalFile = Field(description="PEM file of its private key, without a passphrase.")
 
 
 class GatewayConfig(RootConfig):
@@ -90,6 +91,16 @@ class GatewayConfig(RootConfig):
         description="Key of the endpoints under `/admin`, by which models are put to sleep, paused and more. "
         "Without it PENSTOCK_ADMIN_KEY; without both there are no such endpoints.",
     )
+    keys: list[KeyConfig] = setting(
+        [],
+        "Keys of tenants, each with its own models, scopes and limits. `api_key` is then that of the tenant "
+        "`default`. See docs/operate/tenants.md.",
+    )
+    keys_file: LocalFile | None = optional(
+        "File with more of `keys` and `tenants`, YAML or JSON, which `penstock keys` writes. It is read "
+        "again within a second of a change."
+    )
+    tenants: dict[Name, TenantConfig] = setting({}, "Limits of tenants.")
     default_model: str | None = optional(
         "Model of requests that name none. With one model, that one.", min_length=1
     )
@@ -119,3 +130,8 @@ class GatewayConfig(RootConfig):
                 "admin_key must differ from api_key: with one key every client is an administrator."
             )
         return self
+
+    @property
+    def keyed(self) -> bool:
+        """Whether there are keys of tenants."""
+        return bool(self.keys) or self.keys_file is not None

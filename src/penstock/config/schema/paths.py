@@ -33,4 +33,4 @@ def _folder(info: ValidationInfo) -> Path | None:
 Source = Annotated[str, Field(min_length=1), AfterValidator(_source_from_file)]
 """Of a model, a tokenizer or adapters."""
 
-PemFile = Annotated[str, Field(min_length=1), AfterValidator(from_file)]
+LocalFile = Annotated[str, Field(min_length=1), AfterValidator(from_file)]

@@ -87,6 +87,7 @@ class RunStats:
     failed: int = 0
     skipped: int = 0
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     generated_tokens: int = 0
     retries: int = 0
     worker_deaths: int = 0
@@ -106,6 +107,7 @@ class RunStats:
         self.failed += done.state == "failed"
         self.skipped += done.state == "skipped"
         self.prompt_tokens += done.prompt_tokens
+        self.cached_tokens += done.cached_tokens
         self.generated_tokens += done.output_tokens
         self.retries += max(0, done.attempts - 1)
         if done.code is not None:

@@ -6,6 +6,7 @@ A deployment of one replica. Replicas and gateways keep a link to it. Requests d
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ from penstock.serve.control.state import (
 )
 from penstock.serve.control.time_sharing import TimeSharing
 from penstock.serve.http.private_listener import PrivateListener
+from penstock.serve.tenancy.store import UsageStore, since_s, usage_file
+from penstock.serve.tenancy.usage import Settlement
 
 
 class LLMControl:
@@ -61,6 +64,7 @@ class LLMControl:
         self._gateways = Gateways(self._desired, app)
         self._time_sharing = TimeSharing(self._desired, self._followers, self.perform)
         self._watching: asyncio.Task[None] | None = None
+        self._usage_store: UsageStore | None = None
         self._listener = await PrivateListener.open(self._serve, NAME, node_id, node_host)
 
     async def close(self) -> None:
@@ -68,6 +72,8 @@ class LLMControl:
         self._desired.changed.close()
         await self._listener.close(grace_s=0.2)
         self._desired.close()
+        if self._usage_store is not None:
+            self._usage_store.close()
 
     def _forget(self, deployments: Iterable[str]) -> None:
         """Forgets models that Serve has no longer."""
@@ -86,7 +92,13 @@ class LLMControl:
         path = scope["path"]
         if path == link.PATH:
             return await link.serve(scope, receive, send, self._hear, self._updates)
-        calls = {"perform": self.perform, "status": self.status, "wake": self._time_sharing.wake}
+        calls = {
+            "perform": self.perform,
+            "status": self.status,
+            "wake": self._time_sharing.wake,
+            "settle": self.settle,
+            "usage": self.usage,
+        }
         call = calls.get(path.removeprefix(f"{link.PATH}/"))
         try:
             if call is None:
@@ -110,6 +122,25 @@ class LLMControl:
         if isinstance(first, GatewayStatus):
             return self._gateways.updates(first.gateway)
         return self._followers.updates(first.model, first.replica)
+
+    # -- what tenants have used
+
+    async def settle(self, **settlement: Any) -> Any:
+        """Stores what a process has counted. Takes a `Settlement`, returns `Totals`, as plain values."""
+        given = msgspec.convert(settlement, Settlement)
+        return msgspec.to_builtins(await asyncio.to_thread(self._usage().settle, given))
+
+    async def usage(self, by: str = "tenant", since: str = "30d") -> dict[str, Any]:
+        """Sums by `DIMENSIONS`, named with commas. since: `7d`, `12h` or a date. Raises: BadRequest."""
+        names, begin = [name for name in by.split(",") if name], since_s(since, time.time())
+        rows = await asyncio.to_thread(self._usage().usage, names, begin)
+        return {"object": "list", "since": int(begin), "data": rows}
+
+    def _usage(self) -> UsageStore:
+        """Opened by the first that needs it. It is the application's in all its clusters."""
+        if self._usage_store is None:
+            self._usage_store = UsageStore(usage_file(self._app))
+        return self._usage_store
 
     # -- what operators call
 

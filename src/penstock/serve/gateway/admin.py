@@ -21,7 +21,7 @@ class _Target(msgspec.Struct, omit_defaults=True):
 
 
 _TARGET = frozenset(_Target.__struct_fields__)
-STATUS = "status"
+STATUS, USAGE = "status", "usage"
 
 
 def arguments(operation: str, body: bytes | bytearray, model: str | None) -> dict[str, Any]:

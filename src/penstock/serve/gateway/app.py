@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ from penstock import errors, json_logs, tiers
 from penstock.asgi import ASGIApp, ClientGone, Receive, Scope, Send, lifespan
 from penstock.config import GatewayConfig
 from penstock.metrics import GatewayFigures
+from penstock.openai.response_items import tenant_mark
 from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import admin, routes, stored_responses
@@ -34,8 +37,13 @@ from penstock.serve.gateway.routes import Handler
 from penstock.serve.gateway.telemetry import timing
 from penstock.serve.gateway.telemetry.process_totals import ProcessTotals
 from penstock.serve.gateway.telemetry.tracing import tracing
+from penstock.serve.gateway.tenants.meter import Asked, RequestMeter
+from penstock.serve.gateway.tenants.registry import Tenants
 from penstock.serve.http import cors
 from penstock.serve.http.connection_limits import Connections
+from penstock.serve.tenancy import limits
+from penstock.serve.tenancy.keys import DEFAULT_TENANT
+from penstock.serve.tenancy.reporting import Settle
 from penstock.tiers import Tier
 from penstock.transport import link
 from penstock.transport.connection import Headers
@@ -45,7 +53,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_USAGE_ON_REQUEST = ("/v1/chat/completions", "/v1/completions")  # of streams; others always report it
 _RESPONSES = "/v1/responses"  # there, engines repeat the `service_tier` of the body
+
+
+@cache
+def _mark(tenant: str) -> str:
+    """Responses without a mark are the default tenant's."""
+    return "" if tenant == DEFAULT_TENANT else tenant_mark(tenant)
+
 
 Operate = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """Called with an operation's name and its arguments, `model`, `replica` and `timeout_s` among them."""
@@ -69,19 +85,20 @@ class Gateway:
         routers: Mapping[str, Choose] | None = None,
         shared_figures: Path | None = None,
         jobs: PassOn | None = None,
+        settle: Settle | None = None,
     ) -> None:
         """unreachable: called with a model's id when a replica on another node refuses TCP connections.
         operate: performs operations of `/admin`. wake: starts or wakes a model for which requests wait;
         returns when that is done, or where another component does it. routers: of models whose replicas
         another component picks. shared_figures: a folder in which gateways of one port, each a process, add
-        up what they count. jobs: answers requests for files and batches; None where there are none.
+        up what they count. jobs: answers requests for files and batches; None where there are none. settle:
+        hands tenants' usage to its store.
 
         Raises: ConfigError when the default model is none of `models`, or a routing policy cannot be had.
         """
         self._config = config
         self._catalogue = Catalogue(models, config.default_model)
         paths = routes.own(path for model in models for path in model.paths)
-        self._auth = Auth(config, paths, administered=operate is not None, has_jobs=jobs is not None)
         self._table = table
         self._id = uuid.uuid4().hex
         self._links = ReplicaLinks(
@@ -92,6 +109,14 @@ class Gateway:
         self.connections = Connections(config.max_connections_per_address)
         self._dispatch = Dispatch(
             models, table, self._links, self._id, config.wait_for_replica_s, wake, routers or {}
+        )
+        self._tenants = Tenants(config, settle, self._dispatch.metrics) if config.keyed else None
+        self._auth = Auth(
+            config,
+            paths,
+            administered=operate is not None,
+            has_jobs=jobs is not None,
+            keys=self._tenants.keys if self._tenants else None,
         )
         self._unresolved = self._dispatch.metrics.model("").on("")
         self._tracing: Tracing | None = None
@@ -127,10 +152,14 @@ class Gateway:
         json_logs.configure(self._config.log_format)
         self._tracing = await asyncio.to_thread(tracing)  # its imports, where there are any, take long
         self._table.watch(self._links.join, self._links.leave, self._dispatch.offer)
+        if self._tenants is not None:
+            await self._tenants.start()
         if self._totals is not None:
             self._totals.join()
 
     def _figures(self) -> GatewayFigures:
+        if self._tenants is not None:
+            self._tenants.count()
         return self._dispatch.figures(self.connections)
 
     def drain(self) -> None:
@@ -146,6 +175,8 @@ class Gateway:
         self._dispatch.close()
         await self._listing.close()
         await self._links.close()
+        if self._tenants is not None:
+            await self._tenants.close()
         if self._totals is not None:
             self._totals.close()
         if self._tracing is not None:
@@ -171,6 +202,8 @@ class Gateway:
         try:
             error = await self._attempt(request, reply)
             if error is not None:
+                self._show_limits(request, reply)
+                reply.meter = None
                 await reply.fail(error)
         except ClientGone:
             request.gone = True
@@ -179,6 +212,8 @@ class Gateway:
             raise
         finally:
             request.account(reply, error)
+            if request.meter is not None:
+                self._settle(request.meter, request, reply)
 
     async def _attempt(self, request: ClientRequest, reply: ClientResponse) -> errors.Error | None:
         """Answers, or returns the error. Foreign exceptions end here: their text goes to the log only.
@@ -226,6 +261,10 @@ class Gateway:
             routes.check_method(route, request.method)
             handle = self._handlers[route.handler]
             assert handle is not None  # else the route would be unknown
+            if route.handler == "jobs":
+                self._admit(request, reply, None, "", "", tiers.FLEX)
+            elif route.handler != "engine":
+                self._show_limits(request, reply)
             await handle(request, reply)
 
     async def _ask_engine(self, request: ClientRequest, reply: ClientResponse) -> None:
@@ -252,13 +291,15 @@ class Gateway:
     ) -> None:
         route = request.route
         named = content.fields.model or request.queried("model")
-        keeper = stored_responses.keeper(self._table, route, content.fields)
-        if route.argument and keeper is None and not named and self._catalogue.default is None:
-            raise errors.NotFound(  # no model is the default that could know it
-                f"There is no response with the id '{route.argument[:200]}'.", param="response_id"
-            )
+        catalogue = self._catalogue.only(request.models)
+        mark = None if (grant := request.grant) is None else _mark(grant.tenant)
+        keeper = stored_responses.keeper(self._table, route, content.fields, mark)
+        if route.argument and keeper is None and not named and catalogue.default is None:
+            raise stored_responses.unknown(route.argument)  # no model is the default that could know it
+        if route.argument and keeper is not None:
+            catalogue = self._catalogue  # it is the tenant's, whatever its key may ask for now
         named = named or (keeper.model_id if keeper else None)
-        model, adapter = self._catalogue.resolve(named, route.path if route.own else None)
+        model, adapter = catalogue.resolve(named, route.path if route.own else None)
         if keeper is not None and keeper.model_id != model.id:
             raise stored_responses.lost()
         request.metrics = self._dispatch.metrics.model(model.id).on(route.path)
@@ -266,11 +307,62 @@ class Gateway:
         tier = self._tier(request, content)
         if content.fields.model == "":
             content.name_model(model.id)  # engines know no empty name
+        self._admit(request, reply, content, model.id, adapter, tier)
         method = "GET" if request.method == "HEAD" else request.method
         upstream = UpstreamRequest(
-            request.id, method, request.target, passing, content, adapter, keeper, tier
+            request.id,
+            method,
+            request.target,
+            passing,
+            content,
+            adapter,
+            keeper,
+            tier,
+            (mark or "") if stored_responses.is_about(route) else "",
         )
         await request.while_connected(self._dispatch.answer(model.id, upstream, reply))
+
+    def _admit(
+        self,
+        request: ClientRequest,
+        reply: ClientResponse,
+        content: RequestBody | None,
+        model: str,
+        adapter: str,
+        tier: Tier,
+    ) -> None:
+        """Reserves what a tenant's request may take. content: None for one without tokens.
+
+        Raises: RateLimited, QuotaExhausted; BadRequest, Forbidden for one that asks for too much.
+        """
+        if (grant := request.grant) is None or self._tenants is None:
+            return
+        path, asked = request.route.path, Asked()
+        if content is not None and request.route.argument is None:
+            asked = content.asked(path, grant.most_tokens, self._table.max_model_len(model))
+            if asked.streams and path in _USAGE_ON_REQUEST:
+                asked.hides = content.ask_for_usage()
+        request.meter = self._tenants.begin(grant, asked, adapter, tier)
+        if (
+            content is not None and request.route.argument is None
+        ):  # what is stored was counted when it was made
+            reply.meter = request.meter
+        reply.more = limits.headers(grant.limited, request.meter.begun)
+
+    def _show_limits(self, request: ClientRequest, reply: ClientResponse) -> None:
+        """In an answer of this gateway's own."""
+        if request.grant is not None and request.grant.limited and not reply.started:
+            reply.more = limits.headers(request.grant.limited, int(time.monotonic()))
+
+    def _settle(self, meter: RequestMeter, request: ClientRequest, reply: ClientResponse) -> None:
+        """Charges what the request took; nothing where it was refused before it reached a replica."""
+        assert self._tenants is not None
+        failed = reply.broken or (reply.status or 0) >= 400
+        refused = (reply.status or 200) >= 400 or (reply.status is None and not request.gone)
+        reached = any(part == timing.REPLICA for part, _ in reply.timing.laps)
+        tokens = meter.tokens(answered=reached and not refused)
+        model = reply.answered_by or (request.metrics.model_id if request.metrics else "")
+        self._tenants.end(meter, model, tokens, failed=failed)
 
     def _tier(self, request: ClientRequest, content: RequestBody) -> Tier:
         """The request's class, which the body then names. Raises: BadRequest."""
@@ -290,7 +382,10 @@ class Gateway:
         operation, content = request.route.argument or "", RequestBody(self._bodies)
         try:
             await content.read(request.receive, request.content_length, self._config.max_body_bytes)
-            arguments = admin.arguments(operation, content.content, request.queried("model"))
+            if operation == admin.USAGE:
+                arguments = {name: text for name in ("by", "since") if (text := request.queried(name))}
+            else:
+                arguments = admin.arguments(operation, content.content, request.queried("model"))
         finally:
             content.drop()
         found = await self._operate(operation, arguments)

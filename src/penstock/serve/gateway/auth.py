@@ -1,36 +1,50 @@
-"""Which paths a client may reach: with the API key, with the admin key, or without any.
+"""Which paths a client may reach: with the API key, a tenant's key, the admin key, or without any.
 
-Without an API key, requests of web pages that `cors` does not name are refused.
+Without a key in the config, requests of web pages that `cors` does not name are refused.
 """
 
 from __future__ import annotations
 
 import hmac
+import time
 from collections.abc import Mapping
 
 from penstock.config import GatewayConfig
-from penstock.errors import NotFound, Unauthorized
+from penstock.config.schema.tenants import scope_of
+from penstock.errors import Forbidden, NotFound, Unauthorized
 from penstock.serve.gateway import routes
 from penstock.serve.gateway.request import ClientRequest
 from penstock.serve.gateway.routes import Route
 from penstock.serve.http.cors import PageFilter
+from penstock.serve.tenancy.keys import KeyTable
+
+_SCOPED = ("engine", "jobs", "metrics", "admin")
+"""What answers routes that not every key may use."""
 
 
 class Auth:
     """Finds the route of a request that its client may reach."""
 
     def __init__(
-        self, config: GatewayConfig, paths: Mapping[str, Route], *, administered: bool, has_jobs: bool
+        self,
+        config: GatewayConfig,
+        paths: Mapping[str, Route],
+        *,
+        administered: bool,
+        has_jobs: bool,
+        keys: KeyTable | None = None,
     ) -> None:
         """paths: endpoints of users' server classes. administered: whether `/admin` can do anything.
-        has_jobs: whether there are files and batches.
+        has_jobs: whether there are files and batches. keys: of tenants, where there are any.
         """
         self.has_jobs = has_jobs
         self._paths = paths
-        self.key = config.api_key.get_secret_value().encode() if config.api_key else None
-        admin_key = config.admin_key.get_secret_value().encode() if config.admin_key else None
-        self.admin_key = admin_key if administered else None
-        self._pages = None if self.key else PageFilter(config)
+        self._keys = keys
+        self._key = config.api_key.get_secret_value().encode() if config.api_key and keys is None else None
+        self._admin_key = config.admin_key.get_secret_value().encode() if config.admin_key else None
+        self.keyed = self._key is not None or keys is not None
+        self.administered = administered and (self._admin_key is not None or keys is not None)
+        self._pages = None if self.keyed else PageFilter(config)
 
     def route(self, request: ClientRequest) -> Route:
         """The route. Without the key only public ones are found, so that clients cannot tell others apart.
@@ -40,36 +54,59 @@ class Auth:
         try:
             route = routes.find(request.path, self._paths)
         except NotFound:
-            _check(request, self.key)
+            self._check(request)
             raise
         if route.handler == "admin":
-            if self.admin_key is None:
-                _check(request, self.key)
+            if not self.administered:
+                self._check(request)
                 raise routes.unknown(request.path)
-            _check(request, self.admin_key)
+            self._check_admin(request, route)
         elif route.public:
-            request.has_key = _has(request, self.key)
+            request.has_key = self._has_key(request)
         else:
-            _check(request, self.key)
+            self._check(request, route)
             if self._pages is not None:
                 self._pages.check(request.fields)
         if route.handler == "jobs" and not self.has_jobs:
             raise routes.unknown(request.path)
         return route
 
+    def _has_key(self, request: ClientRequest) -> bool:
+        if self._keys is None:
+            return _has(request, self._key)
+        request.grant = self._keys.find(_given(request), time.time())
+        return request.grant is not None
 
-def _has(request: ClientRequest, wanted: bytes | None) -> bool:
-    if wanted is None:
-        return True
+    def _check(self, request: ClientRequest, route: Route | None = None) -> None:
+        """Raises: Unauthorized; Forbidden when the key may not use the route."""
+        if not self._has_key(request):
+            raise _unauthorized()
+        if route is not None and (grant := request.grant) is not None:
+            scope = scope_of(route.path)
+            if scope not in grant.scopes and route.handler in _SCOPED:
+                raise Forbidden(f"This key may not use {route.path}: it lacks the scope '{scope}'.")
+
+    def _check_admin(self, request: ClientRequest, route: Route) -> None:
+        """Takes the admin key, or a tenant's with that scope."""
+        if self._admin_key is None or not _has(request, self._admin_key):
+            if self._keys is None:
+                raise _unauthorized()
+            self._check(request, route)
+
+
+def _given(request: ClientRequest) -> bytes:
+    """The key that the client has sent."""
     bearer = request.fields.get(b"authorization", b"")
     scheme, _, key = bearer.partition(b" ")
-    given = key.strip() if scheme.lower() == b"bearer" else request.fields.get(b"x-api-key", b"")
-    return hmac.compare_digest(given, wanted)
+    return key.strip() if scheme.lower() == b"bearer" else request.fields.get(b"x-api-key", b"")
 
 
-def _check(request: ClientRequest, wanted: bytes | None) -> None:
-    if not _has(request, wanted):
-        raise Unauthorized(
-            "The API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
-            www_authenticate="Bearer",
-        )
+def _has(request: ClientRequest, wanted: bytes | None) -> bool:
+    return wanted is None or hmac.compare_digest(_given(request), wanted)
+
+
+def _unauthorized() -> Unauthorized:
+    return Unauthorized(
+        "The API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
+        www_authenticate="Bearer",
+    )

@@ -20,9 +20,11 @@ import msgspec
 
 from penstock import tiers
 from penstock.asgi import ClientGone, Receive
-from penstock.errors import BadRequest, Overloaded, TooLarge
+from penstock.errors import BadRequest, Forbidden, Overloaded, TooLarge
 from penstock.openai.errors import unreadable
+from penstock.serve.gateway.tenants.meter import Asked
 from penstock.serve.http import limits
+from penstock.transport.link import BYTES_PER_TOKEN
 
 _MODEL_FIELD = re.compile(rb'[ ;]name="?model"?(;|\r|$)')
 _BOUNDARY = re.compile(rb';[ \t]*boundary=("([^"]*)"|[^; \t]*)', re.IGNORECASE)
@@ -32,12 +34,34 @@ _MOST_PART_HEADERS = 1024
 _SLICE_BYTES = 256 * 1024  # looked through at a time
 _LARGE_BYTES = 4 * 2**20
 _RETRY_AFTER_S = 1
+_MOST_DIGITS = 12
+_ANSWER_LIMIT = {
+    "/v1/chat/completions": "max_tokens",
+    "/v1/completions": "max_tokens",
+    "/v1/responses": "max_output_tokens",
+    "/v1/messages": "max_tokens",
+}
+"""Fields that limit an answer, by path."""
+
+_GENERATE = frozenset(
+    (
+        "/v1/generate",
+        "/inference/v1/generate",
+        "/v1/systemone",
+        "/cohere/v2/chat",
+        "/v1/chat/completions/batch",
+    )
+)
+"""Other paths with answers."""
+
 _SLOW_S = 5.0
 _MOST_LOOKED_AT = 1024  # bodies, when one of those that wait has to give up its memory
 
 
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _NONE = msgspec.Raw()
+_IDS = re.compile(rb"\[\s*\d")
+_MEDIA = b";base64,"
 _taken = attrgetter("taken")
 
 T = TypeVar("T")
@@ -63,6 +87,12 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
     previous_response_id: msgspec.Raw = _NONE
     service_tier: msgspec.Raw = _NONE
     priority: msgspec.Raw = _NONE
+    stream: msgspec.Raw = _NONE
+    stream_options: msgspec.Raw = _NONE
+    max_tokens: msgspec.Raw = _NONE
+    max_completion_tokens: msgspec.Raw = _NONE
+    max_output_tokens: msgspec.Raw = _NONE
+    n: msgspec.Raw = _NONE
 
 
 _decode = msgspec.json.Decoder(Fields).decode
@@ -237,6 +267,73 @@ class RequestBody:
             await _check_items(self.content)
         self.fields = fields(self.content)
 
+    def asked(self, path: str, most: int | None, longest: int | None) -> Asked:
+        """What the request may take. most: of an answer, for one that does not say; it is then written into
+        the body. longest: the model's context window.
+
+        Raises: BadRequest for a longer answer than `most`.
+        """
+        fields, field = self.fields, _ANSWER_LIMIT.get(path)
+        streams, prompt = bytes(fields.stream) == b"true", self.prompt_tokens()
+        if longest is not None:
+            prompt = min(prompt, longest)
+        if field is None:
+            if most is not None and path in _GENERATE:
+                raise Forbidden(
+                    f"This key's answers have a limit of {most} tokens, which {path} cannot keep."
+                )
+            return Asked(prompt, None if path in _GENERATE else 0, streams)
+        given = (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens)
+        answer = max((number for raw in given if raw and (number := _number(raw))), default=None)
+        if most is not None:
+            if answer is None:
+                self._set(field, most)
+                answer = most
+            elif answer > most:
+                raise BadRequest(
+                    f"The request asks for {answer} tokens; this key may ask for {most}.", param=field
+                )
+        if answer is not None:
+            answer *= _number(fields.n) or 1
+        return Asked(prompt, answer, streams)
+
+    def prompt_tokens(self) -> int:
+        """An estimate by the length of the body; exact for a prompt of token ids. Pictures and sounds in it
+        count nothing, nor does a form.
+        """
+        if not self.is_object:
+            return 0
+        for raw in (self.fields.prompt_token_ids, self.fields.prompt, self.fields.input):
+            if raw and _IDS.match(raw):
+                return bytes(raw).count(b",") + 1
+        content, left_out = self.content, 0
+        at = content.find(_MEDIA)
+        while at >= 0 and (end := content.find(b'"', at)) >= 0:
+            left_out += end - at
+            at = content.find(_MEDIA, end)
+        return (len(content) - left_out) // BYTES_PER_TOKEN
+
+    def ask_for_usage(self) -> bool:
+        """Has a stream end with its usage. Returns whether the client has not asked for that itself."""
+        given, options = bytes(self.fields.stream_options), {}
+        if given and given != b"null":
+            options = _parsed(msgspec.json.decode, given)
+            if not isinstance(options, dict) or options.get("include_usage"):
+                return False
+        self._set("stream_options", {**options, "include_usage": True})
+        return True
+
+    def _set(self, field: str, value: object) -> None:
+        """Sets one of `Fields`; at the end of the object, which is not empty, if it is not there."""
+        if getattr(self.fields, field):
+            self._replace({field: value})
+        else:
+            self.content = b'%b,"%b":%b}' % (
+                self.content.rstrip()[:-1],
+                field.encode(),
+                msgspec.json.encode(value),
+            )
+
     def name_model(self, model: str) -> None:
         """Names another model in the body, if it names one; all else stays byte for byte, but for spaces
         around the keys of JSON.
@@ -256,7 +353,7 @@ class RequestBody:
         if self.fields.priority or bytes(self.fields.service_tier) != word:
             self._replace({tiers.FIELD: tier, "priority": None})
 
-    def _replace(self, values: Mapping[str, str | None]) -> None:
+    def _replace(self, values: Mapping[str, object]) -> None:
         """Sets fields of the JSON object; None removes one. Raises: BadRequest."""
         given = _parsed(_decode_raw, self.content)
         new = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in values.items() if value}
@@ -270,6 +367,12 @@ class RequestBody:
         self.need()
         self._budget.used -= self.taken
         self.taken = 0
+
+
+def _number(raw: msgspec.Raw) -> int | None:
+    """A whole number from 1; None for anything else, which the engine refuses."""
+    text = bytes(raw)
+    return int(text) or None if text.isdigit() and len(text) < _MOST_DIGITS else None
 
 
 def _check(size: int, limit: int) -> None:

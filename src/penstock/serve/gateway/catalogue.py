@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,8 @@ from penstock.serve.http import limits
 
 _MOST_WAITING = 1000  # requests for an on-demand model whose config gives no limit
 _NAMED = 20  # models named in an error
+_ALL = "*"
+"""The adapter of a key that may use all adapters of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,38 @@ class Catalogue:
         only = models[0].id if len(models) == 1 else None
         self.default = default_model or only
         """The name of the model of requests that name none; None where they must."""
+        self._adapters: Mapping[str, frozenset[str]] | None = None
+        self._parts: dict[frozenset[str], Catalogue] = {}
+
+    def only(self, names: frozenset[str] | None) -> Catalogue:
+        """The part of it that a key with these `models` may use; None is for all. The rest is not there."""
+        if names is None:
+            return self
+        part = self._parts.get(names)
+        if part is None:
+            part = self._parts[names] = self._part(names)
+        return part
+
+    def _part(self, names: frozenset[str]) -> Catalogue:
+        allowed: dict[str, set[str]] = {}
+        for name in names:
+            with suppress(ModelNotFound):  # a key may outlive a model
+                model, adapter = self.find(name)
+                allowed.setdefault(model.id, set()).add(adapter)
+        part = Catalogue([model for model in self.models.values() if model.id in allowed], None)
+        part._adapters = {model: frozenset(adapters) for model, adapters in allowed.items()}
+        if self.default is not None and part.may(self._named[self.default].id, ""):
+            part.default = self.default
+        elif part.default is not None and not part.may(part.default, ""):
+            part.default = None
+        return part
+
+    def may(self, model_id: str, adapter: str) -> bool:
+        """Whether a model of it may be used with this adapter; "" for none."""
+        if self._adapters is None:
+            return True
+        found = self._adapters.get(model_id, frozenset())
+        return adapter in found or (bool(adapter) and _ALL in found)
 
     def resolve(self, name: str | None, path: str | None = None) -> tuple[ServedModel, str]:
         """The model and the adapter that `name` means: an id or alias, or `id:adapter`, longest id first.
@@ -111,7 +146,8 @@ class Catalogue:
             model, adapter = (having[0], "") if not name and len(having) == 1 else self.resolve(name)
             if model not in having:
                 others = ", ".join(f"'{other.id}'" for other in having[:_NAMED])
-                raise NotFound(f"The model '{model.id}' has no path '{path}'; it is a path of {others}.")
+                where = f"; it is a path of {others}" if others else ""
+                raise NotFound(f"The model '{model.id}' has no path '{path}'{where}.")
             return model, adapter
         if not name:
             if self.default is None:
@@ -137,9 +173,10 @@ class Catalogue:
         base = name
         while base and base not in self._named:
             base = base.rpartition(":")[0]
-        if not base or name == f"{base}:":
+        adapter = name[len(base) + 1 :]
+        if not base or name == f"{base}:" or not self.may(self._named[base].id, adapter):
             raise self._not_found(name, self._known())
-        return self._named[base], name[len(base) + 1 :]
+        return self._named[base], adapter
 
     def show(
         self,
@@ -154,7 +191,7 @@ class Catalogue:
         Raises: ModelNotFound.
         """
         if adapter and adapter not in adapters:
-            known = _some([model.id, *(f"{model.id}:{name}" for name in adapters)])
+            known = _some([model.id, *(f"{model.id}:{one}" for one in adapters if self.may(model.id, one))])
             raise self._not_found(f"{model.id}:{adapter}", known)
         return msgspec.json.encode(_shown(model, max_model_len, adapter, name))
 
@@ -170,6 +207,7 @@ class Catalogue:
                 *(("", alias) for alias in model.aliases),
                 *((adapter, None) for adapter in adapters.get(model.id, ())),
             )
+            if self.may(model.id, adapter)
         ]
         return msgspec.json.encode({"object": "list", "data": shown})
 

@@ -35,7 +35,7 @@ from penstock.serve.http.connection_limits import Connections
 from penstock.serve.routing import policy
 from penstock.serve.routing.policy import RoutingRequest
 from penstock.tiers import DEFAULT, FLEX, Tier
-from penstock.transport import headers
+from penstock.transport import headers, link
 from penstock.transport.connection import Headers
 from penstock.transport.continuation import CONTINUE, RecordBudget, StreamRecord
 
@@ -55,7 +55,7 @@ lasts: its id, or "" to leave it to the gateway."""
 @dataclass(frozen=True, slots=True)
 class UpstreamRequest:
     """A request as the replica sees it. adapter: "" for the base model. keeper: the only replica that can
-    answer. tier: its class of work.
+    answer. tier: its class of work. tenant: its mark, as `response_items` has it, for what is stored.
     """
 
     id: str
@@ -66,6 +66,7 @@ class UpstreamRequest:
     adapter: str = ""
     keeper: Replica | None = None
     tier: Tier = DEFAULT
+    tenant: str = ""
 
 
 class Dispatch:
@@ -230,6 +231,8 @@ class Dispatch:
             raise relay.ReplicaFailed("has left", worked=False)
         secret = replica.address.secret
         own = headers.own(secret, self._gateway_id, request.id, request.adapter, request.tier)
+        if request.tenant:
+            own.append((link.TENANT, request.tenant.encode()))
         size = len(request.body.content)
         if stream.reply.started:
             own.append((CONTINUE, stream.record.to_header()))

@@ -91,7 +91,7 @@ class OwnAnswers:
     async def version(self, request: ClientRequest, reply: ClientResponse) -> None:
         engines = {
             model.id: {"engine": model.engine, "version": (said or {}).get("version")}
-            for model, said in await self._described("/version")
+            for model, said in await self._described("/version", request)
         }
         content = msgspec.json.encode({"version": __version__, "models": engines})
         await reply.whole(200, JSON, content)
@@ -99,18 +99,18 @@ class OwnAnswers:
     async def openapi(self, request: ClientRequest, reply: ClientResponse) -> None:
         whole = await asyncio.to_thread(  # it has thousands of parts
             openapi.document,
-            await self._described("/openapi.json"),
+            await self._described("/openapi.json", request),
             [one for one in ALL if one.handler != "jobs" or self._auth.has_jobs],
             root=request.root,
-            keyed=self._auth.key is not None,
-            administered=self._auth.admin_key is not None,
-            has_default=self._catalogue.default is not None,
+            keyed=self._auth.keyed,
+            administered=self._auth.administered,
+            has_default=self._catalogue.only(request.models).default is not None,
         )
         await reply.whole(200, JSON, msgspec.json.encode(whole))
 
-    async def _described(self, path: str) -> list[openapi.Described]:
-        """What an engine of each model answers to GET `path`."""
-        models = self._catalogue.models.values()
+    async def _described(self, path: str, request: ClientRequest) -> list[openapi.Described]:
+        """What an engine of each model that the client may use answers to GET `path`."""
+        models = self._catalogue.only(request.models).models.values()
         found = await asyncio.gather(*(self._document(model.id, path) for model in models))
         return list(zip(models, found, strict=True))
 
@@ -135,14 +135,15 @@ class OwnAnswers:
         return found
 
     async def models(self, request: ClientRequest, reply: ClientResponse) -> None:
-        lengths = {model_id: self._table.max_model_len(model_id) for model_id in self._catalogue.models}
+        catalogue = self._catalogue.only(request.models)
+        lengths = {model_id: self._table.max_model_len(model_id) for model_id in catalogue.models}
         name = request.route.argument
         if name is None:
-            content = self._catalogue.show_all(lengths, await self._listing.all())
+            content = catalogue.show_all(lengths, await self._listing.all())
         else:
-            model, adapter = self._catalogue.find(name)
+            model, adapter = catalogue.find(name)
             adapters = await self._listing.adapters(model.id) if adapter else ()
-            content = self._catalogue.show(model, adapter, lengths[model.id], adapters, name)
+            content = catalogue.show(model, adapter, lengths[model.id], adapters, name)
         await reply.whole(200, JSON, content)
 
     async def health(self, request: ClientRequest, reply: ClientResponse) -> None:
@@ -153,7 +154,11 @@ class OwnAnswers:
             for model_id, counts in models.items()
         )
         found: dict[str, object] = {"status": "ok" if healthy else "unavailable"}
-        content = msgspec.json.encode(found | {"models": models} if request.has_key else found)
+        if request.has_key:
+            found["models"] = {
+                model_id: models[model_id] for model_id in self._catalogue.only(request.models).models
+            }
+        content = msgspec.json.encode(found)
         await reply.whole(200 if healthy else 503, JSON, content)
 
     def _counts(self, model_id: str) -> dict[str, int]:

@@ -14,7 +14,9 @@ from penstock.metrics import RouteMetrics
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.routes import Route, below
 from penstock.serve.gateway.telemetry.timing import Timing
+from penstock.serve.gateway.tenants.meter import RequestMeter
 from penstock.serve.http import direct_writer, limits
+from penstock.serve.tenancy.keys import Grant
 from penstock.transport import headers
 from penstock.transport.connection import Headers
 
@@ -48,6 +50,13 @@ class ClientRequest:
         self.trace: Trace | None = None
         self.gone = False
         self.has_key = True  # the API key, where one is configured
+        self.grant: Grant | None = None  # of a tenant's key
+        self.meter: RequestMeter | None = None  # once it was admitted against the limits of that
+
+    @property
+    def models(self) -> frozenset[str] | None:
+        """Names that its key may use; None for all."""
+        return None if self.grant is None else self.grant.models
 
     @property
     def target(self) -> bytes:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
+from collections.abc import Callable
 
 from penstock.asgi import Send
 from penstock.errors import Error
@@ -47,6 +48,8 @@ class ClientResponse:
         self.gaps: Buckets | None = None  # counts times between a stream's pieces
         self.pauses: Buckets | None = None  # counts those until another replica went on with it
         self.last: deque[bytes] | None = None  # the last pieces, where traces need them
+        self.meter: Callable[[bytes], bytes] | None = None  # reads the body, and may take something out
+        self.more: Headers = []  # header fields to add
         self.status: int | None = None
         self.streaming = False
         self.broken = False
@@ -64,7 +67,7 @@ class ClientResponse:
         kind = next((value for name, value in headers if name == b"content-type"), b"")
         self.streaming = kind.startswith(_STREAM[1])
         timing = (_TIMING, self.timing.header())
-        more = [*(_UNBUFFERED if self.streaming else ()), timing, self._request_id]
+        more = [*(_UNBUFFERED if self.streaming else ()), timing, self._request_id, *self.more]
         if self.answered_by:
             more.append((_MODEL, self.answered_by.encode("ascii", "backslashreplace")))
         names = {name for name, _ in more}
@@ -75,6 +78,8 @@ class ClientResponse:
         """Sends bytes of the body, of a stream whole events; waits while the client is slow."""
         if more and self.streaming:
             self._count_gap()
+        if self.meter is not None and not (body := self.meter(body)) and more:
+            return
         if self.last is not None:
             self.last.append(body)
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
@@ -83,6 +88,8 @@ class ClientResponse:
         """The same through the direct writer, which must exist. False when the client falls behind."""
         assert self.writer is not None
         self._count_gap()
+        if self.meter is not None and not (body := self.meter(body)):
+            return True
         if self.last is not None:
             self.last.append(body)
         return self.writer.chunk(body)

@@ -11,7 +11,7 @@ import re
 import msgspec
 
 from penstock.errors import NotFound
-from penstock.openai.response_items import REFERENCE, keeper_of, response_of
+from penstock.openai.response_items import REFERENCE, keeper_of, mark_of, response_of
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.body import Fields
@@ -26,20 +26,34 @@ class _Item(msgspec.Struct):
     id: str | None = None
 
 
-def keeper(table: Table, route: Route, fields: Fields) -> Replica | None:
-    """The replica that must answer; None when any replica can.
+def keeper(table: Table, route: Route, fields: Fields, mark: str | None) -> Replica | None:
+    """The replica that must answer; None when any replica can. mark: of the tenant, "" for that of responses
+    without one; None where there are no tenants.
 
-    Raises: NotFound when the replica that the id names is gone.
+    Raises: NotFound when the replica that the id names is gone, and for a response of another tenant.
     """
-    if not route.path.startswith(_RESPONSES):
+    if not is_about(route):
         return None
-    replica_id = keeper_of(route.argument or _previous(fields) or _referred_to(fields))
+    named = [one for one in (route.argument, _previous(fields), *_referred_to(fields)) if one]
+    if mark is not None and (foreign := [one for one in named if mark_of(one) != mark]):
+        raise unknown(foreign[0])
+    replica_id = keeper_of(named[0]) if named else None
     if replica_id is None:
         return None  # not one of our ids: the engine decides
     replica = table.find(replica_id)
     if replica is None:
         raise lost()
     return replica
+
+
+def is_about(route: Route) -> bool:
+    """Whether requests there make, or refer to, stored responses."""
+    return route.path.startswith(_RESPONSES)
+
+
+def unknown(response_id: str) -> NotFound:
+    """The error for a response that is not there, or not for this client."""
+    return NotFound(f"There is no response with the id '{response_id[:200]}'.", param="response_id")
 
 
 def lost() -> NotFound:
@@ -59,13 +73,13 @@ def _previous(fields: Fields) -> str:
         return ""  # null, or nonsense that the engine refuses
 
 
-def _referred_to(fields: Fields) -> str:
-    """The response of the first stored item that the input refers to by its id."""
+def _referred_to(fields: Fields) -> list[str]:
+    """The responses of the stored items that the input refers to by their ids."""
     if not _REFERENCE.search(fields.input):
-        return ""
+        return []
     try:
         items = msgspec.json.decode(fields.input, type=list[_Item])
     except msgspec.DecodeError:
-        return ""  # as above
+        return []  # as above
     found = (response_of(item.id or "") for item in items if item.type == REFERENCE)
-    return next((response for response in found if response is not None), "")
+    return [response for response in found if response is not None]

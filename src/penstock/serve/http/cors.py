@@ -19,7 +19,14 @@ from penstock.config.schema.gateway import CorsConfig, GatewayConfig
 from penstock.errors import Forbidden
 
 _METHODS = ("GET", "HEAD", "POST", "DELETE")
-_EXPOSED = ("x-request-id", "x-penstock-model", "server-timing", "retry-after", "www-authenticate")
+_EXPOSED = (
+    *("x-request-id", "x-penstock-model", "server-timing", "retry-after", "www-authenticate"),
+    *(
+        f"x-ratelimit-{one}-{what}"
+        for one in ("limit", "remaining", "reset")
+        for what in ("requests", "tokens")
+    ),
+)
 _LOCAL = (".localhost", ".internal")  # nobody can register names below them. RFC 6761, 6.3
 _PREFLIGHT_S = 600  # for which a browser remembers the answer
 

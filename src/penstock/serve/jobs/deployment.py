@@ -8,12 +8,14 @@ itself alive by a call of `stay`: one by a gateway could hang it together with t
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import ray
 from ray import serve
 from ray.exceptions import RayError
@@ -24,13 +26,24 @@ from penstock import json_logs
 from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.config import GatewayConfig, Settings
 from penstock.config.schema.jobs import JobsConfig
-from penstock.errors import Error
+from penstock.errors import BadRequest, Error
+from penstock.serve.control.link import ControlLink
+from penstock.serve.control.state import NAME as CONTROL
 from penstock.serve.gateway.catalogue import Catalogue, ServedModel
 from penstock.serve.http.private_listener import PrivateListener
+from penstock.serve.tenancy.reporting import UsageReporter
+from penstock.serve.tenancy.usage import Settlement, Totals
+from penstock.tiers import FLEX
+
+if TYPE_CHECKING:  # `penstock.jobs` is loaded in the process itself
+    from penstock.jobs.records import BatchRecord
+    from penstock.jobs.runner import RowCounts
+    from penstock.jobs.validation import Resolve
 
 NAME = "LLMJobs"
 _PAUSE_S = 0.5
 _IDLE_S = 60.0
+_SETTLE_S = 5.0
 
 HEALTH_CHECKS: Mapping[str, Any] = {"health_check_period_s": 1.0, "health_check_timeout_s": 1.7}
 """Of processes without an engine. Serve replaces them after three failures in a row: 5 to 6 s of silence."""
@@ -83,6 +96,24 @@ class LLMJobs:
             model, adapter = catalogue.resolve(name)
             return model.id, adapter
 
+        def resolve_only(names: Sequence[str]) -> Resolve:
+            part = catalogue.only(frozenset(names))
+
+            def find(name: str | None) -> tuple[str, str]:
+                if not name and part.default != catalogue.default:  # a row would go to the other one
+                    raise BadRequest("The request names no model.", param="model")
+                model, adapter = part.resolve(name)
+                return model.id, adapter
+
+            return find
+
+        async def settle(settlement: Settlement) -> Totals:
+            found = await control.ask("settle", msgspec.to_builtins(settlement), _SETTLE_S)
+            return msgspec.convert(found, Totals)
+
+        context = ray.get_runtime_context()
+        control = ControlLink(serve.get_deployment_handle(CONTROL, app_name), context.get_node_id())
+        self._usage = UsageReporter(settle if gateway.keyed else None, dict, is_gateway=False)
         deployments = {card.id: server.deployment_name for card, server in zip(cards, servers, strict=True)}
         self._fleet = Fleet(app_name, deployments, resolve)
         self._service = JobService(
@@ -92,18 +123,31 @@ class LLMJobs:
             self._fleet.pool,
             line_bytes=gateway.max_body_bytes,
             own_endpoints=own_endpoints(cards),
+            resolve_only=resolve_only,
+            count=self._count,
         )
         self._app = make_app(self._service)
         self._open, self._unused = 0, asyncio.Event()
         self._unused.set()
         self._own: DeploymentHandle[Any] = serve.get_deployment_handle(NAME, app_name)
         self._staying: asyncio.Task[None] | None = None
-        context = ray.get_runtime_context()
         self._listener = await PrivateListener.open(
             self._serve, NAME, context.get_node_id(), ray.util.get_node_ip_address()
         )
+        await self._usage.start()
         await self._service.start()
         self._hold()
+
+    def _count(self, record: BatchRecord, counts: RowCounts) -> None:
+        """What a tenant's batch has completed."""
+        if record.key and counts.rows:
+            model = record.models[0] if len(record.models) == 1 else ""
+            row = self._usage.counters.row(record.tenant, record.key, model, "", FLEX, time.time())
+            row.requests += counts.rows
+            row.prompt_tokens += counts.prompt_tokens
+            row.cached_tokens += counts.cached_tokens
+            row.output_tokens += counts.output_tokens
+            row.errors += counts.failed
 
     async def address(self, node_id: str) -> dict[str, str | int | None]:
         """The address of its listener, for a gateway on that node."""
@@ -156,6 +200,7 @@ class LLMJobs:
         await self._listener.close(grace_s=5.0)
         await self._service.close()
         await self._fleet.close()
+        await self._usage.close()
 
 
 def own_endpoints(cards: Sequence[ServedModel]) -> dict[str, frozenset[str]]:

@@ -9,6 +9,7 @@ import asyncio
 
 from penstock.asgi import ClientGone
 from penstock.errors import Unavailable
+from penstock.jobs.owner import Owner
 from penstock.serve.gateway.request import ClientRequest
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.http.private_listener import ListenerClient
@@ -60,6 +61,9 @@ class JobsForwarder:
             length = request.content_length
             chunked = length is None and b"transfer-encoding" in request.fields
             own = headers.own(address.secret, _GATEWAY, request.id)
+            if (grant := request.grant) is not None:
+                models = None if grant.models is None else sorted(grant.models)
+                own.append(Owner(grant.tenant, grant.name, models, sorted(grant.scopes)).header())
             size = None if chunked else length or 0
             connection.request(headers.to_replica(request.method, request.target, request.headers, own, size))
             await _send_body(connection, request, chunked=chunked)

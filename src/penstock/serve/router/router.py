@@ -30,7 +30,7 @@ from penstock.serve.control.link import ControlLink
 from penstock.serve.control.state import TIMEOUT_S
 from penstock.serve.fleet import membership
 from penstock.serve.fleet.table import Table
-from penstock.serve.gateway.admin import STATUS
+from penstock.serve.gateway.admin import STATUS, USAGE
 from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.body import Fields
 from penstock.serve.gateway.catalogue import ServedModel
@@ -43,6 +43,9 @@ from penstock.serve.jobs.deployment import has_left_overs
 from penstock.serve.jobs.forwarding import JobsForwarder
 from penstock.serve.router.deployment import RouterDeployment
 from penstock.serve.router.traffic_shift import TrafficShifts
+from penstock.serve.tenancy.reporting import Settle
+from penstock.serve.tenancy.store import UsageStore, usage_file
+from penstock.serve.tenancy.usage import Settlement, Totals
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +58,7 @@ _KNOWN_S, _LOOK_S = 1.0, 0.02
 """How long a gateway that starts waits to know its replicas. Until then `/health` would answer 503."""
 
 _STATUS_S = 15.0  # for an answer by control that waits for no replica
+_SETTLE_S = 5.0
 _START_S = 60.0  # for a replica that Serve starts to say so
 _WAKE_S = 2 * TIMEOUT_S + 60.0  # one model goes to sleep, and another one wakes
 _LINGER_S = 1.0  # a client with less between two requests loses none when the gateway ends
@@ -109,6 +113,7 @@ class LLMRouter:
             },
             shared_figures=figures if gateway.processes > 1 else None,
             jobs=self._jobs,
+            settle=self._settle if control is not None else own_store(app_name),
         )
         await self.gateway.start()
         self._shifts.start()
@@ -154,11 +159,17 @@ class LLMRouter:
             about = {"model": model_id, "idle_s": self.gateway.idle_s()}
             await self._control.ask("wake", about, _WAKE_S)
 
+    async def _settle(self, settlement: Settlement) -> Totals:
+        """Control stores usage. Raises: Unavailable."""
+        assert self._control is not None
+        found = await self._control.ask("settle", msgspec.to_builtins(settlement), _SETTLE_S)
+        return msgspec.convert(found, Totals)
+
     async def _operate(self, operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Asks control. Raises: what control raises, such as BadRequest; Unavailable."""
         assert self._control is not None
-        if operation == STATUS:
-            return await self._control.ask("status", arguments, _STATUS_S)
+        if operation in (STATUS, USAGE):
+            return await self._control.ask(operation, arguments, _STATUS_S)
         limit_s = arguments.get("timeout_s", TIMEOUT_S) + _STATUS_S
         return await self._control.ask("perform", {"operation": operation, **arguments}, limit_s)
 
@@ -192,6 +203,16 @@ class LLMRouter:
     def as_deployment(cls, deployment_options: Mapping[str, Any] | None = None) -> RouterDeployment:
         """A deployment to `.bind([...])` with model applications, configs, or both."""
         return RouterDeployment(cls, dict(deployment_options or {}))
+
+
+def own_store(app_name: str) -> Settle:
+    """Of a gateway without control. It is opened when it is used."""
+    open_store = functools.cache(UsageStore)
+
+    async def settle(settlement: Settlement) -> Totals:
+        return await asyncio.to_thread(lambda: open_store(usage_file(app_name)).settle(settlement))
+
+    return settle
 
 
 class HandleRouter:

@@ -23,6 +23,7 @@ from penstock.asgi import TRUSTED, ASGIApp, Receive, Scope, Send
 from penstock.errors import EngineDead, Error, Forbidden, Unavailable
 from penstock.layers.adapters import Store
 from penstock.openai.asgi_response import send_error, send_json
+from penstock.openai.response_items import keeper_name
 from penstock.request_context import created, current_replica, id_seed, tier, tokens_before
 from penstock.serve.http import direct_writer
 from penstock.serve.http.private_listener import PrivateListener
@@ -155,7 +156,8 @@ class Listener:
         scope["extensions"] = {**scope.get("extensions", {}), TRUSTED: {}}
         work, number = tiers.read(fields.get(link.TIER)), int(fields.get(STREAM, 0))
         given = Continuation.from_header(fields[CONTINUE]) if CONTINUE in fields else None
-        return await self._run(gateway, scope, receive, send, work, number, given)
+        tenant = fields.get(link.TENANT, b"")
+        return await self._run(gateway, scope, receive, send, work, number, given, tenant)
 
     async def _run(
         self,
@@ -166,9 +168,10 @@ class Listener:
         work: tiers.Tier,
         number: int = 0,
         given: Continuation | None = None,
+        tenant: bytes = b"",
     ) -> None:
         """work: the request's class. number: of its stream on the multiplexed connection, if it has one.
-        given: of a stream that goes on here.
+        given: of a stream that goes on here. tenant: what the id of a stored response says of it.
         """
         if self._refusal is not None:
             await send_error(send, self._refusal, scope["path"], link.turned_away(link.UNTOUCHED))
@@ -181,7 +184,8 @@ class Listener:
         if origin is not None:
             created.set(origin.created)
             id_seed.set(origin.seed)
-        current_replica.set(origin.replica if origin is not None else self.address.replica_id)
+        replica_id = origin.replica if origin is not None else self.address.replica_id
+        current_replica.set(keeper_name(replica_id, tenant.decode()))
         tier.set(work)
         sender, batch = self._multiplexers.get(gateway), self._source.batch
         first_token = batch.first_token if batch is not None and work != tiers.FLEX else None

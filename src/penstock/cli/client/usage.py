@@ -1,0 +1,72 @@
+"""`penstock usage`: what tenants of a running service have used."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from dataclasses import dataclass
+from urllib.parse import urlencode
+
+from penstock.cli.client.service import Service
+from penstock.cli.models.options import HERE
+from penstock.errors import ConfigError
+from penstock.options import option
+
+_ANSWER_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class UsageOptions:
+    """What to show."""
+
+    by: str = option(
+        "Sums for each `tenant`, `key`, `model`, `adapter`, `tier`, `day`, `hour`; commas.", "tenant"
+    )
+    since: str = option("`7d`, `12h` or a date, in UTC.", "30d")
+    url: str = option("Address of the service.", HERE)
+    admin_key: str | None = option(
+        "Admin key of the service, or a key with the scope `admin`.",
+        envvar="PENSTOCK_ADMIN_KEY",
+        show_default=False,
+    )
+    as_json: bool = option("Print JSON.", False, "--json")
+    as_csv: bool = option("Print CSV.", False, "--csv")
+
+
+def usage(options: UsageOptions) -> None:
+    """Show what tenants have used: requests, tokens, errors.
+
+    - `penstock usage --by tenant,model --since 7d`
+    - `penstock usage --by day,tenant --since 2026-11-01 --csv > november.csv`
+    """
+    if options.as_json and options.as_csv:
+        raise ConfigError("--json and --csv do not go together.")
+    hint = "The admin key is PENSTOCK_ADMIN_KEY, or --admin-key."
+    query = urlencode({"by": options.by, "since": options.since})
+    service = Service(options.url, options.admin_key, key_hint=hint)
+    found = service.json("GET", f"/admin/usage?{query}", timeout_s=_ANSWER_S)["data"]
+    if options.as_json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+    elif options.as_csv:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerows([list(found[0]), *(one.values() for one in found)] if found else [])
+    elif not found:
+        print("Nothing was used.")
+    else:
+        rows = [
+            [name.replace("_", " ") for name in found[0]],
+            *([_shown(one) for one in row.values()] for row in found),
+        ]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            cells = zip(row, widths, found[0].values(), strict=True)
+            line = (
+                f"{text:>{width}}" if isinstance(kind, int) else f"{text:<{width}}"
+                for text, width, kind in cells
+            )
+            print("  ".join(line).rstrip())
+
+
+def _shown(value: str | int) -> str:
+    return f"{value:,}" if isinstance(value, int) else value or "-"

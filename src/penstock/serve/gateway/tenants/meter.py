@@ -1,0 +1,133 @@
+"""Reads the tokens that a request took from the answer that passes by.
+
+Engines report usage at the end of an answer. Without a report, as when it is cut off before, prompt tokens
+are those of the estimate, and output tokens of a stream as many as events were relayed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.serve.tenancy.keys import Grant
+
+_USAGE = b'"usage"'
+_REPORT = re.compile(rb'"usage"\s*:\s*\{')
+_NOTHING = re.compile(rb'"usage"\s*:\s*null')
+_REPORT_BYTES = 1024
+_COUNT = re.compile(
+    rb'"(prompt_tokens|input_tokens|completion_tokens|output_tokens|cached_tokens|cache_read_input_tokens)"'
+    rb"\s*:\s*(\d+)"
+)
+_PROMPT, _OUTPUT = (b"prompt_tokens", b"input_tokens"), (b"completion_tokens", b"output_tokens")
+"""Quotes in generated text are escaped, so that it cannot match."""
+
+_EVENT, _EVENT_END = b"data: ", b"\n\n"
+_NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\]')
+
+
+class TokenCounts(NamedTuple):
+    """Of one request. cached: of the prompt's."""
+
+    prompt: int = 0
+    cached: int = 0
+    output: int = 0
+
+
+@dataclass(slots=True)
+class Asked:
+    """What a request may take. answer_tokens: of all choices together; None where it does not say. hides:
+    whether the client must not see the usage that the gateway has asked for.
+    """
+
+    prompt_tokens: int = 0
+    answer_tokens: int | None = 0
+    streams: bool = False
+    hides: bool = False
+
+
+class RequestMeter:
+    """Of one request of a tenant. Called with each piece of the answer's body; returns what to pass on."""
+
+    __slots__ = (
+        "_asked",
+        "_events",
+        "_found",
+        "_tail",
+        "adapter",
+        "begun",
+        "grant",
+        "is_open",
+        "reserved",
+        "tier",
+    )
+
+    def __init__(
+        self, grant: Grant, asked: Asked, reserved: int, begun: int, adapter: str, tier: str
+    ) -> None:
+        """reserved: tokens, in the second `begun`."""
+        self.grant = grant
+        self.reserved = reserved
+        self.begun = begun
+        self.is_open = True
+        self.adapter = adapter
+        self.tier = tier
+        self._asked = asked
+        self._events = 0
+        self._tail = b""
+        self._found: list[bytes] = []
+
+    def __call__(self, body: bytes) -> bytes:
+        if not self._asked.streams:
+            self._look(body)
+            return body
+        self._events += body.count(_EVENT)
+        at = body.rfind(_USAGE)
+        if at >= 0 and not _NOTHING.match(body, at):
+            self._found.append(body[at : at + _REPORT_BYTES])
+            if self._asked.hides:
+                return _without_event(body, at)
+        return body
+
+    def _look(self, body: bytes) -> None:
+        """At a piece of no stream, which may end anywhere: only the last report counts."""
+        piece = self._tail + body
+        at = piece.rfind(_USAGE)
+        self._tail = piece[
+            max(0, at if at >= 0 and len(piece) - at < _REPORT_BYTES else len(piece) - len(_USAGE)) :
+        ]
+        if at >= 0:
+            self._found = [piece[at : at + _REPORT_BYTES]]
+
+    def tokens(self, *, answered: bool) -> TokenCounts:
+        """What the request took. answered: whether a replica has begun to work on it, and not refused it."""
+        prompt: int | None = None
+        cached = output = 0
+        for report in self._found:
+            if _REPORT.match(report):
+                for kind, number in _COUNT.findall(report):
+                    if kind in _OUTPUT:
+                        output = int(number)
+                    elif kind in _PROMPT:
+                        prompt = int(number)
+                    else:
+                        cached = int(number)
+        asked = self._asked
+        if asked.answer_tokens != 0 and answered and not (prompt and output):
+            if prompt is None:
+                prompt = asked.prompt_tokens
+            if asked.streams:
+                output = output or self._events
+            else:  # of which nothing has been relayed, or that a replica works on in the background
+                output = output or min(self.reserved - prompt, int(self.grant.tenants.answer_tokens))
+        return TokenCounts(prompt or 0, cached, max(0, output))
+
+
+def _without_event(body: bytes, at: int) -> bytes:
+    """Without the event around `at`, if that has nothing but usage."""
+    start = body.rfind(_EVENT, 0, at)
+    end = body.find(_EVENT_END, at) + len(_EVENT_END)
+    if start < 0 or end < len(_EVENT_END) or not _NO_CHOICES.search(body, start, end):
+        return body
+    return body[:start] + body[end:]

@@ -1,0 +1,161 @@
+"""The tenants of one gateway: their keys, what they may still do, and what they have used.
+
+Keys come from the config and from a file, which is read again when it changes. Usage goes to a store, once a
+second; the store's answer says what other gateways have counted. Without an answer the gateway goes on with
+what it knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+
+from penstock.config import GatewayConfig
+from penstock.config.loading.keys_file import load
+from penstock.config.schema.tenants import USUAL_SCOPES, KeyConfig, KeysConfig, Scope, hashed
+from penstock.errors import ConfigError, Overloaded
+from penstock.metrics import GatewayMetrics
+from penstock.serve.gateway.tenants.meter import Asked, RequestMeter, TokenCounts
+from penstock.serve.tenancy.keys import DEFAULT_TENANT, Grant, KeyTable
+from penstock.serve.tenancy.limits import Periods, reserve
+from penstock.serve.tenancy.reporting import Settle, UsageReporter
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.5  # at the file of keys
+_MOST_SHOWN = 200
+_REST = "other"
+"""Tenants in metrics: so many, and all others together."""
+
+State = tuple[int, int, int] | None
+
+
+class Tenants:
+    """Used on the gateway's event loop, between `start` and `close`."""
+
+    def __init__(self, config: GatewayConfig, settle: Settle | None, metrics: GatewayMetrics) -> None:
+        """settle: None to keep usage for the metrics only."""
+        self._config = config
+        self._metrics = metrics
+        self._file = config.keys_file
+        self._state: State = None
+        self._today = Periods.at(time.time())
+        self._shown: dict[str, list[int]] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self.keys = KeyTable()
+        self.usage = UsageReporter(settle, lambda: self.keys.allowances)
+
+    async def start(self) -> None:
+        """Raises: ConfigError for a file of keys that cannot be read."""
+        found = KeysConfig()
+        if self._file is not None:
+            self._state = _state(self._file)
+            found = await asyncio.to_thread(load, self._file)
+            self._watching = asyncio.create_task(self._watch(self._file))
+        self._take(found)
+        await self.usage.start()
+
+    async def close(self) -> None:
+        """Settles a last time."""
+        if self._watching is not None:
+            self._watching.cancel()
+        await self.usage.close()
+
+    # -- keys
+
+    def _take(self, found: KeysConfig) -> None:
+        config, own = self._config, list[KeyConfig]()
+        if config.api_key is not None:
+            scopes: list[Scope] = [*USUAL_SCOPES, "metrics"]
+            key_hash = hashed(config.api_key.get_secret_value())
+            own = [KeyConfig(tenant=DEFAULT_TENANT, name=DEFAULT_TENANT, hash=key_hash, scopes=scopes)]
+        self.keys.replace([*own, *config.keys, *found.keys], {**config.tenants, **found.tenants})
+
+    async def _watch(self, file: str) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            state = await asyncio.to_thread(_state, file)
+            if state == self._state:
+                continue
+            self._state = state
+            try:
+                self._take(await asyncio.to_thread(load, file))
+            except ConfigError as error:
+                log.error("The keys stay as they were: %s", error)
+            else:
+                log.info("%s has been read again: %d keys.", file, len(self.keys))
+
+    # -- requests
+
+    def begin(self, grant: Grant, asked: Asked, adapter: str, tier: str) -> RequestMeter:
+        """Reserves for a request. Raises: RateLimited, QuotaExhausted."""
+        answer, second, seconds = asked.answer_tokens, int(time.monotonic()), time.time()
+        tokens = asked.prompt_tokens + (int(grant.tenants.answer_tokens) if answer is None else answer)
+        try:
+            reserve(grant.limited, tokens, second, self._day(seconds), seconds)
+        except Overloaded:
+            self._show(grant.tenant)[4] += 1
+            self.usage.hurry()
+            raise
+        return RequestMeter(grant, asked, tokens, second, adapter, tier)
+
+    def end(self, meter: RequestMeter, model: str, tokens: TokenCounts, *, failed: bool) -> None:
+        """The request has ended. Later calls do nothing."""
+        if not meter.is_open:
+            return
+        meter.is_open = False
+        seconds, second, grant = time.time(), int(time.monotonic()), meter.grant
+        taken, today = tokens.prompt + tokens.output, self._day(seconds)
+        for one in grant.limited:
+            one.settle(meter.reserved, taken, meter.begun, second, today)
+        row = self.usage.counters.row(grant.tenant, grant.name, model, meter.adapter, meter.tier, seconds)
+        row.requests += 1
+        row.prompt_tokens += tokens.prompt
+        row.cached_tokens += tokens.cached
+        row.output_tokens += tokens.output
+        row.errors += failed
+        shown = self._show(grant.tenant)
+        shown[0] += 1
+        shown[1] += tokens.prompt
+        shown[2] += tokens.cached
+        shown[3] += tokens.output
+        if tokens.output and not failed:
+            grant.tenants.learn(tokens.output)
+
+    def _day(self, seconds: float) -> Periods:
+        today = self._today
+        if not today.day_ends - 86_400 <= seconds < today.day_ends:
+            today = self._today = Periods.at(seconds)
+        return today
+
+    # -- usage
+
+    def _show(self, tenant: str) -> list[int]:
+        """Counts for the metrics: requests, tokens (prompt, cached, output), refusals."""
+        found = self._shown.get(tenant)
+        if found is None:
+            name = tenant if len(self._shown) < _MOST_SHOWN else _REST
+            found = self._shown.setdefault(name, [0] * 5)
+        return found
+
+    def count(self) -> None:
+        """Brings the metrics up to date."""
+        metrics = self._metrics
+        for tenant, counts in self._shown.items():
+            requests, prompt, cached, output, refused = counts
+            counts[:] = [0] * 5
+            metrics.tenant_requests.labels(tenant).inc(requests)
+            metrics.tenant_refusals.labels(tenant).inc(refused)
+            for kind, tokens in (("prompt", prompt), ("cached", cached), ("output", output)):
+                metrics.tenant_tokens.labels(tenant, kind).inc(tokens)
+
+
+def _state(file: str) -> State:
+    """What changes when the file does, or the link to it."""
+    try:
+        stat = os.stat(file)
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size

@@ -1,0 +1,5 @@
+"""Tenants: who may do what, how much of it, and what they have used. Policy without I/O, but for `store`.
+
+In order: `keys` (from a key to what it may do), `limits` (what a request reserves and is charged), `usage`
+(counts, and their way to the store), `reporting` (sends them), `store` (all of it on disk).
+"""

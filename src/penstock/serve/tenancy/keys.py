@@ -1,0 +1,114 @@
+"""Keys as clients send them, and what each may do. A key is random and ends with a checksum; what is known of
+it is its hash, by which it is found.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+
+from penstock.config.schema.tenants import KeyConfig, LimitsConfig, TenantConfig
+from penstock.serve.tenancy.limits import Allowance
+
+PREFIX = "pk_"
+DEFAULT_TENANT = "default"
+"""Has the single API key, and what was stored before there were tenants."""
+
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_RANDOM_DIGITS, _CHECK_DIGITS = 43, 6  # 256 and 32 bits
+
+
+def new_key() -> str:
+    """A new key, of 256 random bits."""
+    secret = _digits(secrets.randbits(256), _RANDOM_DIGITS)
+    return f"{PREFIX}{secret}{_checksum(secret)}"
+
+
+def is_genuine(text: str) -> bool:
+    """Whether a text is a key by its form and checksum: for scanners of leaked keys."""
+    secret, check = text[len(PREFIX) : -_CHECK_DIGITS], text[-_CHECK_DIGITS:]
+    return text.startswith(PREFIX) and len(secret) == _RANDOM_DIGITS and check == _checksum(secret)
+
+
+def _checksum(secret: str) -> str:
+    return _digits(zlib.crc32(secret.encode()), _CHECK_DIGITS)
+
+
+def _digits(number: int, count: int) -> str:
+    text = ""
+    for _ in range(count):
+        number, digit = divmod(number, len(_DIGITS))
+        text = _DIGITS[digit] + text
+    return text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grant:
+    """What one key may do. models: None for all. expires: seconds since 1970.
+
+    tenants: the tenant's allowance. limited: of this and the key's own, those with limits. most_tokens: of
+    an answer.
+    """
+
+    tenant: str
+    name: str
+    models: frozenset[str] | None
+    scopes: frozenset[str]
+    expires: float
+    tenants: Allowance
+    limited: tuple[Allowance, ...]
+    most_tokens: int | None
+
+
+class KeyTable:
+    """All keys of a gateway, by the hashes of keys."""
+
+    def __init__(self) -> None:
+        self._grants: dict[bytes, Grant] = {}
+        self.allowances: dict[str, Allowance] = {}
+        """By `tenant` and `tenant/key`. They keep their counts when keys are read again."""
+
+    def __len__(self) -> int:
+        return len(self._grants)
+
+    def replace(self, keys: Iterable[KeyConfig], tenants: Mapping[str, TenantConfig]) -> None:
+        """From now on these keys are known, and no others."""
+        grants: dict[bytes, Grant] = {}
+        before, self.allowances = self.allowances, {}
+        nothing = TenantConfig()
+        for key in keys:
+            of_tenant = tenants.get(key.tenant, nothing).limits
+            allowances = (
+                self._allowance(f"{key.tenant}/{key.name}", key.limits, before),
+                self._allowance(key.tenant, of_tenant, before),
+            )
+            most = [one.max_tokens for one in (key.limits, of_tenant) if one.max_tokens is not None]
+            grants[bytes.fromhex(key.hash.removeprefix("sha256:"))] = Grant(
+                key.tenant,
+                key.name,
+                None if key.models is None else frozenset(key.models),
+                frozenset(key.scopes),
+                math.inf if key.expires is None else key.expires,
+                allowances[1],
+                tuple(one for one in allowances if one.is_limited),
+                min(most, default=None),
+            )
+        self._grants = grants
+
+    def _allowance(self, name: str, limits: LimitsConfig, before: Mapping[str, Allowance]) -> Allowance:
+        allowance = self.allowances.get(name) or before.get(name) or Allowance(name)
+        allowance.limit(limits)
+        self.allowances[name] = allowance
+        return allowance
+
+    def find(self, key: bytes, now: float) -> Grant | None:
+        """What a key may do; None for an unknown or expired one. now: seconds since 1970.
+
+        The time that it takes says nothing of a key: only hashes are compared.
+        """
+        grant = self._grants.get(sha256(key).digest())
+        return grant if grant is not None and now < grant.expires else None

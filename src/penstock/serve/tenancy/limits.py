@@ -1,0 +1,345 @@
+"""Limits of keys and tenants: what a request reserves when it begins, and what it is charged when it ends.
+
+A request reserves before it is sent on, so open ones cannot overshoot together; the difference to what it
+really took is returned, or charged, at its end, whatever that is. Units: tokens; `second` of a clock that
+never goes back, `today` as `Periods`.
+"""
+
+from __future__ import annotations
+
+import calendar
+import math
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from penstock.config.schema.tenants import LimitsConfig
+from penstock.errors import Overloaded, QuotaExhausted, RateLimited
+
+WINDOW_S = 60
+_FIRST_GUESS = 256
+"""Tokens of an answer, for a tenant that has had none."""
+
+_WEIGHT = 0.1
+"""Of the latest answer in a tenant's mean."""
+
+_UNTOLD = 0.03
+"""Of a limit for a minute, what all gateways together may count that have not asked for a part of it."""
+
+_SHORT_WAIT_S = 1
+_NO_LIMIT = 1 << 62
+_WHAT = ("requests", "tokens")
+_REMAINING = [f"x-ratelimit-remaining-{what}".encode() for what in _WHAT]
+_RESETS = [
+    [
+        (f"x-ratelimit-reset-{what}".encode(), b"1m0s" if seconds == WINDOW_S else b"%ds" % seconds)
+        for seconds in range(WINDOW_S + 1)
+    ]
+    for what in _WHAT
+]
+
+Field = tuple[bytes, bytes]
+"""Of a header."""
+
+
+class Rate(msgspec.Struct, frozen=True, array_like=True):
+    """One limit for a minute, in one gateway: how much was counted, and asked for since the last report."""
+
+    limit: int = 0
+    used: int = 0
+    asked: int = 0
+
+
+class Periods(msgspec.Struct, frozen=True, array_like=True):
+    """A day and its month, by UTC: both since 1970. The others in seconds since then."""
+
+    day: int
+    month: int
+    day_ends: float
+    month_begins: float
+    month_ends: float
+
+    @classmethod
+    def at(cls, seconds: float) -> Periods:
+        """seconds: since 1970."""
+        day, (year, month, *_) = int(seconds // 86_400), time.gmtime(seconds)
+        begins = calendar.timegm((year, month, 1, 0, 0, 0))
+        ends = calendar.timegm((year + month // 12, month % 12 + 1, 1, 0, 0, 0))
+        return cls(day, (year - 1970) * 12 + month - 1, (day + 1) * 86_400.0, begins, ends)
+
+
+class MinuteLimit:
+    """Counts what the last `WINDOW_S` seconds had, by whole seconds. most: the limit; cap: what this gateway
+    may count of it. asked: since the last report. kind: 0 for requests, 1 for tokens.
+    """
+
+    __slots__ = ("_second", "_slots", "asked", "cap", "field", "kind", "most", "newest", "used")
+
+    def __init__(self, kind: int) -> None:
+        self.kind = kind
+        self.most = self.cap = _NO_LIMIT
+        self.field: Field = (b"", b"")  # of the limit
+        self.asked = self.used = self._second = 0
+        self._slots = [0] * WINDOW_S
+        self.newest = -WINDOW_S  # the second of the last count
+
+    def move(self, second: int) -> None:
+        """Forgets what is older than the window that ends with `second`."""
+        before, slots = self._second, self._slots
+        if second <= before:
+            return
+        if second - before >= WINDOW_S:
+            if self.used:
+                self._slots, self.used = [0] * WINDOW_S, 0
+        elif self.used:
+            for old in range(before + 1, second + 1):
+                self.used -= slots[old % WINDOW_S]
+                slots[old % WINDOW_S] = 0
+        self._second = second
+
+    def fits(self, count: int, second: int) -> bool:
+        """What is more than the gateway's cap fits into an empty window."""
+        if second > self._second:
+            self.move(second)
+        self.asked += count
+        return self.used + count <= self.cap or (not self.used and count <= self.most)
+
+    def add(self, count: int) -> None:
+        self._slots[self._second % WINDOW_S] += count
+        self.used += count
+        self.newest = self._second
+
+    def correct(self, begun: int, difference: int, second: int) -> None:
+        """What was counted in the second `begun` was wrong by so much. What is too old is not returned."""
+        if second > self._second:
+            self.move(second)
+        if self._second - begun < WINDOW_S:
+            self._slots[begun % WINDOW_S] += difference
+            self.used += difference
+        elif difference > 0:
+            self.add(difference)
+
+    def wait_s(self, excess: int) -> int:
+        """Seconds until `excess` of what was counted is forgotten."""
+        for second in range(self._second - WINDOW_S + 1, self._second + 1):
+            excess -= self._slots[second % WINDOW_S]
+            if excess <= 0:
+                return second + WINDOW_S - self._second
+        return WINDOW_S
+
+    def report(self, second: int) -> Rate:
+        self.move(second)
+        asked, self.asked = self.asked, 0
+        return Rate(self.most, self.used, asked)
+
+    def refusal(self, name: str, count: int) -> RateLimited:
+        """Where the others use the rest, that may change within a second."""
+        what, excess = _WHAT[self.kind], self.used + count - self.most
+        if count > self.most:
+            return RateLimited(
+                f"The request may take {count} {what}, and '{name}' may take {self.most} in a minute. "
+                "Shorten the prompt, or ask for fewer tokens.",
+                should_retry="false",
+            )
+        wait_s = self.wait_s(excess) if excess > 0 else _SHORT_WAIT_S
+        had = f"{self.used}" if self.cap == self.most else f"{self.used} here and the rest elsewhere"
+        return RateLimited(
+            f"'{name}' may have {self.most} {what} in a minute; it has had {had}, and this would be {count} "
+            f"more. Try again in {wait_s} s.",
+            retry_after_s=wait_s,
+        )
+
+
+class Budget:
+    """Tokens of one day or month: as the usage store knows them, and what it has not heard of."""
+
+    __slots__ = ("_before", "_sent", "most", "period", "reserved", "stored", "unsettled")
+
+    def __init__(self) -> None:
+        self.most = _NO_LIMIT
+        self.period = -1
+        self.stored = self.unsettled = self._sent = self.reserved = 0
+        self._before = (-1, 0, 0, 0)
+
+    def used(self, period: int) -> int:
+        """In this period, with what is reserved."""
+        if period != self.period:
+            self._enter(period)
+        return self.stored + self.unsettled + self.reserved
+
+    def charge(self, period: int, reserved: int, taken: int) -> None:
+        if period != self.period:
+            self._enter(period)
+        self.reserved = max(0, self.reserved - reserved)  # it may not have had a limit then
+        self.unsettled += taken
+
+    def send(self) -> None:
+        """All that was charged is on its way to the store."""
+        self._sent = self.unsettled
+
+    def settle(self, period: int, total: int) -> None:
+        """The store has what was sent; all gateways together had `total` in this period."""
+        if period > self.period:
+            self._enter(period)
+        if period == self.period:
+            self.stored, self.unsettled = total, self.unsettled - self._sent
+        self._sent = 0
+
+    def _enter(self, period: int) -> None:
+        """A clock that is set back leads to the period before, as it was left."""
+        left = (self.period, self.stored, self.unsettled, self._sent)
+        found = self._before if self._before[0] == period else (period, 0, 0, 0)
+        self.period, self.stored, self.unsettled, self._sent = found
+        self._before = left
+
+
+class Allowance:
+    """What one key, or one tenant, may still take. name: `tenant` or `tenant/key`. What has no limit is not
+    counted. answer_tokens: mean of its answers.
+    """
+
+    __slots__ = (
+        *("answer_tokens", "day", "gateways", "is_shared", "most_open", "month", "name", "open"),
+        *("requests", "tokens"),
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.answer_tokens = float(_FIRST_GUESS)
+        self.open, self.most_open = 0, _NO_LIMIT
+        self.requests: MinuteLimit | None = None
+        self.tokens: MinuteLimit | None = None
+        self.day: Budget | None = None
+        self.month: Budget | None = None
+        self.is_shared = False  # this gateway has been told its caps
+        self.gateways = 1
+
+    def limit(self, limits: LimitsConfig) -> None:
+        """Sets limits; what was counted stays."""
+        self.most_open = limits.open_requests or _NO_LIMIT
+        self.requests = _limited(self.requests or MinuteLimit(0), limits.requests_per_minute)
+        self.tokens = _limited(self.tokens or MinuteLimit(1), limits.tokens_per_minute)
+        self.day = _limited(self.day or Budget(), limits.tokens_per_day)
+        self.month = _limited(self.month or Budget(), limits.tokens_per_month)
+        self.share(self.gateways, None)
+
+    @property
+    def is_limited(self) -> bool:
+        return self.has_budget or self.most_open < _NO_LIMIT or bool(self.requests or self.tokens)
+
+    @property
+    def has_budget(self) -> bool:
+        return self.day is not None or self.month is not None
+
+    def share(self, gateways: int, caps: tuple[int, int] | None) -> None:
+        """So many gateways keep the limits for a minute together. caps: of requests and tokens; None for a
+        gateway that has not asked for a part.
+        """
+        self.gateways, self.is_shared = gateways, caps is not None
+        for one in filter(None, (self.requests, self.tokens)):
+            one.field = (f"x-ratelimit-limit-{_WHAT[one.kind]}".encode(), b"%d" % one.most)
+            untold = one.most if gateways == 1 else int(_UNTOLD * one.most) // gateways
+            one.cap = untold if caps is None else min(one.most, caps[one.kind])
+
+    def rates(self, second: int) -> tuple[Rate, Rate] | None:
+        """What is counted of the limits for a minute; None where nothing is, and was asked for."""
+        found = [Rate() if one is None else one.report(second) for one in (self.requests, self.tokens)]
+        return (found[0], found[1]) if self.is_shared or found[0].asked or found[1].asked else None
+
+    def fits(self, tokens: int, second: int, today: Periods) -> bool:
+        """Whether a request may begin now that reserves so much."""
+        return (
+            self.open < self.most_open
+            and (self.requests is None or self.requests.fits(1, second))
+            and (self.tokens is None or self.tokens.fits(tokens, second))
+            and (self.day is None or self.day.used(today.day) + tokens <= self.day.most)
+            and (self.month is None or self.month.used(today.month) + tokens <= self.month.most)
+        )
+
+    def refusal(self, tokens: int, second: int, today: Periods, seconds: float) -> Overloaded:
+        """Why it may not. seconds: since 1970."""
+        if self.open >= self.most_open:
+            return RateLimited(
+                f"'{self.name}' has {self.open} open requests, and may have {self.most_open}. Try again "
+                "when one has ended.",
+                retry_after_s=_SHORT_WAIT_S,
+            )
+        for limit, count in ((self.requests, 1), (self.tokens, tokens)):
+            if limit is not None and not limit.fits(count, second):
+                return limit.refusal(self.name, count)
+        for what, budget, period, ends in (
+            ("today", self.day, today.day, today.day_ends),
+            ("this month", self.month, today.month, today.month_ends),
+        ):
+            if budget is not None and (used := budget.used(period)) + tokens > budget.most:
+                return QuotaExhausted(
+                    f"'{self.name}' has used {used} of its {budget.most} tokens of {what}, and the request "
+                    f"may take {tokens}. Its operator can raise the limit.",
+                    retry_after_s=math.ceil(ends - seconds),
+                    should_retry="false",
+                )
+        raise AssertionError("nothing refuses the request")
+
+    def reserve(self, tokens: int) -> None:
+        self.open += 1
+        if self.requests is not None:
+            self.requests.add(1)
+        if self.tokens is not None:
+            self.tokens.add(tokens)
+        if self.day is not None:
+            self.day.reserved += tokens
+        if self.month is not None:
+            self.month.reserved += tokens
+
+    def settle(self, reserved: int, taken: int, begun: int, second: int, today: Periods) -> None:
+        """A request has ended that began in the second `begun`."""
+        self.open -= 1
+        if self.tokens is not None:
+            self.tokens.correct(begun, taken - reserved, second)
+        if self.day is not None:
+            self.day.charge(today.day, reserved, taken)
+        if self.month is not None:
+            self.month.charge(today.month, reserved, taken)
+
+    def learn(self, answer_tokens: int) -> None:
+        """It has had an answer of so many tokens."""
+        self.answer_tokens += _WEIGHT * (answer_tokens - self.answer_tokens)
+
+
+_Counter = TypeVar("_Counter", MinuteLimit, Budget)
+
+
+def _limited(counter: _Counter, most: int | None) -> _Counter | None:
+    counter.most = most or _NO_LIMIT
+    return None if most is None else counter
+
+
+def reserve(
+    allowances: Sequence[Allowance], tokens: int, second: int, today: Periods, seconds: float
+) -> None:
+    """With all allowances, or with none. Raises: RateLimited, QuotaExhausted."""
+    for one in allowances:
+        if not one.fits(tokens, second, today):
+            raise one.refusal(tokens, second, today, seconds)
+    for one in allowances:
+        one.reserve(tokens)
+
+
+def headers(allowances: Sequence[Allowance], second: int) -> list[Field]:
+    """OpenAI's `x-ratelimit-*`, of the allowances that have least left: what a refusal would go by."""
+    fields: list[Field] = []
+    for kind in (0, 1):
+        tightest, least = None, _NO_LIMIT
+        for one in allowances:
+            found = one.tokens if kind else one.requests
+            if found is not None:
+                found.move(second)
+                if (left := found.cap - found.used) < least:
+                    tightest, least = found, left
+        if tightest is not None:
+            reset_s = tightest.newest + WINDOW_S - second if tightest.used else 0
+            left = (_REMAINING[kind], b"%d" % least if least > 0 else b"0")
+            fields += (tightest.field, left, _RESETS[kind][reset_s])
+    return fields

@@ -1,0 +1,176 @@
+"""What tenants have used: counted in gateways, sent to a store in numbered settlements.
+
+A settlement is sent again, unchanged, until the store has it; the store takes each number once. So nothing is
+counted twice, and a process that is killed loses what it has counted since its last settlement.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.serve.tenancy.limits import WINDOW_S, Allowance, Periods, Rate
+
+HOUR_S = 3600
+_SILENT_S = 5.0  # a gateway that was silent for so long has no part in what is still unused
+_FORGOTTEN = 1e-3
+_EQUALLY = 0.1  # of what is unused, for all gateways alike: the first requests need not wait
+
+UsageKey = tuple[int, str, str, str, str, str]
+"""Hour since 1970, tenant, key, model, adapter, class of work."""
+
+
+class UsageRow(msgspec.Struct, array_like=True):
+    """Of requests that have ended. errors: those that failed, or were cut off by the server."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    errors: int = 0
+
+
+class Settlement(msgspec.Struct, frozen=True):
+    """What one process has counted since its last one.
+
+    number: of the process's settlements, from 1. rates: by allowance, of requests and of tokens. totals_of:
+    allowances whose totals the process needs; None for all. is_gateway: whether it shares limits with others.
+    """
+
+    source: str
+    number: int
+    rows: list[tuple[UsageKey, UsageRow]]
+    rates: dict[str, tuple[Rate, Rate]] = {}
+    totals_of: list[str] | None = None
+    is_gateway: bool = True
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """What the store answers. tokens: by allowance, of the day and the month. gateways: how many there are.
+    caps: by allowance, what the process may count of its limits for a minute.
+    """
+
+    periods: Periods
+    tokens: dict[str, tuple[int, int]]
+    gateways: int = 1
+    caps: dict[str, tuple[int, int]] = {}
+
+
+class UsageCounters:
+    """Of one process."""
+
+    def __init__(self, *, is_gateway: bool = True) -> None:
+        self._is_gateway = is_gateway
+        self.source = uuid.uuid4().hex
+        self._rows: dict[UsageKey, UsageRow] = {}
+        self._sent: Settlement | None = None
+        self._number = 0
+        self._knows = False  # the totals of all allowances
+
+    def row(self, tenant: str, key: str, model: str, adapter: str, tier: str, seconds: float) -> UsageRow:
+        """To add to, now. seconds: since 1970."""
+        name = int(seconds // HOUR_S), tenant, key, model, adapter, tier
+        found = self._rows.get(name)
+        if found is None:
+            found = self._rows[name] = UsageRow()
+        return found
+
+    def settlement(self, allowances: Mapping[str, Allowance], now: float) -> Settlement:
+        """What to send: the same again until `settled`. allowances: in this process."""
+        if self._sent is not None:
+            return self._sent
+        rows, self._rows = self._rows, {}
+        names = {name for key in rows for name in (key[1], f"{key[1]}/{key[2]}")} & allowances.keys()
+        for name in names:
+            for budget in filter(None, (allowances[name].day, allowances[name].month)):
+                budget.send()
+        found = ((name, one.rates(int(now))) for name, one in allowances.items() if one.is_limited)
+        rates = {name: rates for name, rates in found if rates is not None}
+        self._number += 1
+        budgets = [name for name in {*rates, *names} if allowances[name].has_budget]
+        self._sent = Settlement(
+            self.source,
+            self._number,
+            list(rows.items()),
+            rates,
+            budgets if self._knows else None,
+            self._is_gateway,
+        )
+        return self._sent
+
+    def settled(self, totals: Totals, allowances: Mapping[str, Allowance]) -> None:
+        """The store has the last settlement, and says this."""
+        sent, self._sent = self._sent, None
+        self._knows = True
+        for name, (day, month) in totals.tokens.items():
+            if (one := allowances.get(name)) is not None:
+                if one.day is not None:
+                    one.day.settle(totals.periods.day, day)
+                if one.month is not None:
+                    one.month.settle(totals.periods.month, month)
+        for one in allowances.values():
+            if one.gateways != totals.gateways:
+                one.share(totals.gateways, None)
+        for name in sent.rates if sent is not None else ():
+            if (one := allowances.get(name)) is not None:
+                one.share(totals.gateways, totals.caps.get(name))
+
+
+@dataclass(slots=True)
+class _Part:
+    """What one gateway has reported of one limit, and was allowed."""
+
+    used: int = 0
+    wanted: float = 0.0
+    cap: int = 0
+
+
+class Caps:
+    """How gateways share limits for a minute: each may count what it has counted, and of the rest as much as
+    its part of what was asked for. All caps of a limit together are the limit, at any moment.
+    """
+
+    def __init__(self) -> None:
+        self._heard: dict[str, float] = {}
+        self._parts: dict[tuple[str, int], dict[str, _Part]] = {}
+
+    def report(self, settlement: Settlement, now: float) -> tuple[int, dict[str, tuple[int, int]]]:
+        """How many gateways there are, and the caps of the one that has sent this."""
+        me = settlement.source
+        self._heard[me] = now
+        for gone in [one for one, at in self._heard.items() if now - at > WINDOW_S]:
+            del self._heard[gone]
+            for parts in self._parts.values():
+                parts.pop(gone, None)
+        living = [one for one, at in self._heard.items() if now - at < _SILENT_S]
+        caps: dict[str, tuple[int, int]] = {}
+        for name, rates in settlement.rates.items():
+            requests, tokens = (
+                self._cap((name, kind), rate, me, len(living)) for kind, rate in enumerate(rates)
+            )
+            if requests is not None or tokens is not None:
+                caps[name] = requests or 0, tokens or 0
+        return len(living), caps
+
+    def _cap(self, limit: tuple[str, int], rate: Rate, me: str, living: int) -> int | None:
+        """None for a gateway that has not used it for a while: others have its part."""
+        parts = self._parts.setdefault(limit, {})
+        mine = parts.setdefault(me, _Part())
+        mine.used, mine.wanted = rate.used, mine.wanted / 2 + rate.asked
+        if not rate.limit or (not mine.used and mine.wanted < _FORGOTTEN):
+            del parts[me]
+            if not parts:
+                del self._parts[limit]
+            return None
+        wanted = sum(one.wanted for one in parts.values())
+        equal = 1 / max(living, 1)
+        share = _EQUALLY * equal + (1 - _EQUALLY) * mine.wanted / wanted
+        others = [one for key, one in parts.items() if key != me]
+        unused = rate.limit - rate.used - sum(one.used for one in others)
+        free = rate.limit - rate.used - sum(max(one.used, one.cap) for one in others)
+        mine.cap = rate.used + max(0, min(math.ceil(share * unused), free))
+        return mine.cap

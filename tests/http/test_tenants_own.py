@@ -1,0 +1,260 @@
+"""What belongs to a tenant: its files, batches and stored responses are not there for others. Its usage."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import openai
+import pytest
+from jobs_served import CHAT, ENDED, JobsServed, line, lines
+from served import Served, chat, until
+from test_files_forwarded import in_front
+from test_kept import Keeper
+from test_tenants import ANN, BOB, bearer, key
+from typer.testing import CliRunner
+
+from penstock.cli.app import app
+from penstock.openai.response_items import item_number, new_id
+from penstock.serve.control.deployment import LLMControl
+from penstock.serve.tenancy.limits import Periods
+from penstock.serve.tenancy.usage import Settlement, Totals
+
+pytestmark = pytest.mark.parity("X6")
+
+
+# -- files and batches
+
+
+async def ended(client: openai.AsyncOpenAI, batch_id: str) -> Any:
+    while True:
+        if (batch := await client.batches.retrieve(batch_id)).status in ENDED:
+            return batch
+        await asyncio.sleep(0.05)
+
+
+async def two(
+    served: Served, jobs: JobsServed, **of_bob: Any
+) -> tuple[openai.AsyncOpenAI, openai.AsyncOpenAI]:
+    """Clients of two tenants; rows come with the single key."""
+    await in_front(served, jobs, api_key="the-key", keys=[key(ANN, "ann"), key(BOB, "bob", **of_bob)])
+    return served.openai(ANN), served.openai(BOB)
+
+
+async def submitted(client: openai.AsyncOpenAI, *rows: str) -> Any:
+    content = io.BytesIO(lines(rows))
+    file = await client.files.create(file=("in.jsonl", content), purpose="batch")
+    return await client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+
+
+async def test_files_and_batches_are_their_tenants_alone(served: Served, jobs: JobsServed):
+    ann, bob = await two(served, jobs)
+    batch = await ended(ann, (await submitted(ann, line("a"), line("b"))).id)
+    assert batch.status == "completed"
+    assert jobs.counted["ann", "rows"] == 2
+    assert jobs.counted["ann", "tokens"] > 4
+    files, batches = [batch.input_file_id, batch.output_file_id], [batch.id]
+    assert {one.id for one in (await ann.files.list()).data} == set(files)
+    assert [one.id for one in (await ann.batches.list()).data] == batches
+    assert "ann" not in batch.model_dump_json()
+    for other in (bob, served.openai("the-key")):
+        assert (await other.files.list()).data == []
+        assert (await other.batches.list()).data == []
+        for file in files:
+            for call in (other.files.retrieve, other.files.content, other.files.delete):
+                with pytest.raises(openai.NotFoundError):
+                    await call(file)
+            with pytest.raises(openai.NotFoundError):
+                await other.batches.create(input_file_id=file, endpoint=CHAT, completion_window="24h")
+        for call in (other.batches.retrieve, other.batches.cancel):
+            with pytest.raises(openai.NotFoundError):
+                await call(batch.id)
+    rows = served._gateway._tenants.usage.counters._rows
+    assert (await ann.files.content(batch.output_file_id)).text.count('"usage"') == 2
+    assert all(row.output_tokens == 0 for key, row in rows.items() if key[1] == "ann")  # counted when it ran
+    foreign = await bob.files.with_raw_response.list(after=files[0])
+    assert foreign.parse().data == []
+    await jobs.restart()
+    assert (await ann.batches.retrieve(batch.id)).id == batch.id
+    assert (await ann.files.delete(files[0])).deleted
+
+
+async def test_a_client_cannot_name_an_owner_itself(served: Served, jobs: JobsServed):
+    ann, _ = await two(served, jobs)
+    batch = await submitted(ann, line("a"))
+    async with served.http(
+        headers=bearer(BOB) | {"x-penstock-owner": "%7B%22tenant%22%3A%22ann%22%7D"}
+    ) as http:
+        assert (await http.get(f"/v1/batches/{batch.id}")).status_code == 404
+        hop = {"connection": "x-penstock-owner"}
+        assert (await http.get(f"/v1/batches/{batch.id}", headers=hop)).status_code == 404
+
+
+async def test_what_was_stored_before_there_were_tenants_is_the_default_ones(
+    served: Served, jobs: JobsServed
+):
+    batch = await submitted(jobs.openai(), line("a"))
+    ann, _ = await two(served, jobs)
+    assert (await served.openai("the-key").batches.retrieve(batch.id)).id == batch.id
+    with pytest.raises(openai.NotFoundError):
+        await ann.batches.retrieve(batch.id)
+
+
+async def test_a_batch_keeps_to_its_keys_models_and_scopes(served: Served, jobs: JobsServed):
+    _, bob = await two(served, jobs, models=["n"], scopes=["files", "batch", "completions"])
+    with pytest.raises(openai.PermissionDeniedError, match="lacks the scope 'chat'"):
+        await submitted(bob, line("a"))
+    content = io.BytesIO(lines([line("a", url="/v1/completions", prompt="x")]))
+    file = await bob.files.create(file=("in.jsonl", content), purpose="batch")
+    batch = await bob.batches.create(
+        input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+    )
+    failed = await ended(bob, batch.id)
+    assert failed.status == "failed"
+    assert failed.errors.data[0].code == "model_not_found"
+
+
+# -- stored responses
+
+
+async def test_stored_responses_are_their_tenants_alone(served: Served):
+    await served.app(Keeper())
+    await served.app(Keeper())
+    await served.gateway("m", keys=[key(ANN, "ann"), key(BOB, "bob")], api_key="the-key")
+    async with served.http() as http:
+
+        async def ask(secret: str, method: str, path: str, **body: Any) -> httpx.Response:
+            more = {"json": {"model": "m", **body}} if body else {}
+            return await http.request(method, path, headers=bearer(secret), **more)
+
+        for mine, others in ((ANN, (BOB, "the-key")), ("the-key", (ANN, BOB))):
+            made = (await ask(mine, "POST", "/v1/responses", input="a")).json()["id"]
+            path = f"/v1/responses/{made}"
+            item = {"type": "item_reference", "id": f"msg_{item_number(made, 0)}"}
+            own = await ask(mine, "POST", "/v1/responses", input="b", previous_response_id=made)
+            assert (own.status_code, own.json()["text"]) == (200, "ab")
+            for other in others:
+                for method, where in (
+                    ("GET", path),
+                    ("POST", f"{path}/cancel"),
+                    ("GET", f"{path}/input_items"),
+                    ("DELETE", path),
+                ):
+                    assert (await ask(other, method, where)).status_code == 404
+                theirs = (await ask(other, "POST", "/v1/responses", input="c")).json()["id"]
+                theirs_item = {"type": "item_reference", "id": f"msg_{item_number(theirs, 0)}"}
+                for body in (
+                    {"input": "c", "previous_response_id": made},
+                    {"input": [item]},
+                    {"input": [theirs_item, item]},
+                    {"input": [item], "previous_response_id": theirs},
+                ):
+                    refused = await ask(other, "POST", "/v1/responses", **body)
+                    assert (refused.status_code, refused.json()["error"]["param"]) == (404, "response_id")
+            assert (await ask(mine, "GET", path)).status_code == 200
+            assert (await ask(mine, "DELETE", path)).status_code == 200
+        foreign = new_id("0" * 16)
+        assert (await ask(ANN, "GET", f"/v1/responses/{foreign}")).status_code == 404
+
+
+# -- usage
+
+
+@pytest.fixture
+async def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Control as its deployment runs it, without Ray."""
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    found = object.__new__(LLMControl)
+    await found.open(tmp_path / "desired.sqlite", "app", "node", "127.0.0.1")
+    yield found
+    await found.close()
+
+
+async def test_usage_reaches_control_and_the_command(served: Served, control: Any):
+    async def settle(settlement: Settlement) -> Totals:
+        plain = json.loads(msgspec.json.encode(msgspec.to_builtins(settlement)))
+        return msgspec.convert(json.loads(msgspec.json.encode(await control.settle(**plain))), Totals)
+
+    async def operate(operation: str, arguments: Any) -> Any:
+        return await control.usage(**arguments)
+
+    gateway = await served.gateway(
+        "m",
+        keys=[key(ANN, "ann"), key(BOB, "bob", name="ci")],
+        admin_key="the-admin-key",
+        operate=operate,
+        settle=settle,
+    )
+    await served.replica(reply="yes")
+    spent = 0
+    async with served.http() as http:
+        for secret, times in ((ANN, 2), (BOB, 3)):
+            for _ in range(times):
+                answer = await http.post("/v1/chat/completions", json=chat(), headers=bearer(secret))
+                spent += answer.json()["usage"]["total_tokens"]
+        await until(
+            lambda: not gateway._tenants.usage.counters._rows and not gateway._tenants.usage.counters._sent
+        )
+        admin = bearer("the-admin-key")
+        found = (await http.get("/admin/usage?by=tenant,key,model", headers=admin)).json()["data"]
+        wrong = await http.get("/admin/usage?by=secret", headers=admin)
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "by")
+        assert (await http.get("/admin/usage?since=long", headers=admin)).status_code == 400
+    assert [(one["tenant"], one["key"], one["model"], one["requests"]) for one in found] == [
+        ("ann", "k", "m", 2),
+        ("bob", "ci", "m", 3),
+    ]
+    assert sum(one["prompt_tokens"] + one["output_tokens"] for one in found) == spent
+
+    def show(*words: str) -> str:
+        where = ["--url", served.url, "--admin-key", "the-admin-key"]
+        shown = CliRunner().invoke(app, ["usage", *words, *where])
+        assert shown.exit_code == 0, shown.output
+        return shown.stdout
+
+    table = await asyncio.to_thread(show, "--by", "tenant", "--since", "1d")
+    assert [line.split()[:2] for line in table.splitlines()] == [
+        ["tenant", "requests"],
+        ["ann", "2"],
+        ["bob", "3"],
+    ]
+    assert json.loads(await asyncio.to_thread(show, "--by", "tenant", "--json"))[1]["requests"] == 3
+    assert (
+        (await asyncio.to_thread(show, "--by", "day,model", "--csv")).splitlines()[0].startswith("day,model,")
+    )
+
+
+async def test_a_gateway_goes_on_without_its_store(served: Served):
+    asked = []
+
+    async def settle(settlement: Settlement) -> Totals:
+        asked.append(settlement)
+        raise ConnectionError
+
+    gateway = await served.gateway("m", keys=[key(ANN, "ann")], settle=settle)
+    await served.replica(reply="yes")
+    async with served.http(headers=bearer(ANN)) as http:
+        assert (await http.post("/v1/chat/completions", json=chat())).status_code == 200
+    await until(lambda: len(asked) >= 3)
+    assert len({one.number for one in asked}) == 1
+    assert gateway._tenants.keys.allowances["ann"].gateways == 1
+
+
+async def test_the_last_counts_are_sent_when_a_gateway_ends(served: Served):
+    rows: list[Any] = []
+
+    async def settle(settlement: Settlement) -> Totals:
+        rows.extend(row for _, row in settlement.rows)
+        return Totals(Periods.at(0.0), {})
+
+    gateway = await served.gateway("m", keys=[key(ANN, "ann")], settle=settle)
+    await served.replica(reply="yes")
+    async with served.http(headers=bearer(ANN)) as http:
+        await http.post("/v1/chat/completions", json=chat())
+    await gateway.close()
+    assert sum(row.requests for row in rows) == 1

@@ -1,0 +1,150 @@
+"""`penstock keys`: a file of keys is changed whole, by one command at a time, and holds no key."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli.app import app
+from penstock.config import GatewayConfig
+from penstock.config.loading.keys_file import load
+from penstock.config.schema.tenants import KeyConfig, hashed
+from penstock.errors import ConfigError
+from penstock.serve.tenancy.keys import is_genuine
+
+KEY = "a-key-that-a-person-chose"
+
+
+def keys(*words: object, code: int = 0) -> str:
+    """What it prints."""
+    found = CliRunner().invoke(app, ["keys", *map(str, words)])
+    assert found.exit_code == code, found.output
+    return found.stdout if code == 0 else found.output
+
+
+def create(file: Path, *words: str, tenant: str = "search", name: str = "ci") -> str:
+    return keys("create", "--tenant", tenant, "--name", name, "--file", file, *words).strip()
+
+
+@pytest.mark.parametrize("name", ["keys.yaml", "keys.json"])
+def test_a_key_is_shown_once_and_stored_as_its_hash(tmp_path: Path, name: str):
+    file = tmp_path / name
+    limits = ("--limit", "tokens_per_minute=1000", "--limit", "open_requests=2")
+    key = create(file, "--models", "qwen,llama:legal", "--scopes", "chat,batch", "--expires", "90d", *limits)
+    assert is_genuine(key)
+    assert key not in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
+    (one,) = load(file).keys
+    assert (one.hash, one.models, one.scopes) == (hashed(key), ["qwen", "llama:legal"], ["chat", "batch"])
+    assert (one.limits.tokens_per_minute, one.limits.open_requests) == (1000, 2)
+    assert one.expires == pytest.approx(time.time() + 90 * 86_400, abs=60)
+    shown = keys("list", "--file", file)
+    assert key not in shown
+    assert "search/ci  qwen,llama:legal  chat,batch  until " in shown
+    assert json.loads(keys("list", "--file", file, "--json"))[0]["id"] == hashed(key)[7:15]
+
+
+def test_a_rotated_key_goes_on_for_a_while(tmp_path: Path):
+    file = tmp_path / "keys.yaml"
+    old = create(file, "--models", "qwen")
+    new = keys("rotate", "search/ci", "--keep", "2h", "--file", file).strip()
+    first, second = load(file).keys
+    assert (first.hash, second.hash) == (hashed(old), hashed(new))
+    assert (second.models, second.expires) == (["qwen"], None)
+    assert first.expires == pytest.approx(time.time() + 7200, abs=60)
+
+
+def test_a_key_is_revoked_by_its_name_or_its_id(tmp_path: Path):
+    file = tmp_path / "keys.yaml"
+    first, _ = create(file), create(file, name="b")
+    keys("revoke", hashed(first)[7:15], "--file", file)
+    assert [one.name for one in load(file).keys] == ["b"]
+    keys("revoke", "search/b", "--file", file)
+    assert load(file).keys == []
+    assert "has no key 'search/b'" in keys("revoke", "search/b", "--file", file, code=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--scopes", "chat,foo"), "'foo' is not allowed"),
+        (("--expires", "soon"), "neither a duration"),
+        (("--limit", "tokens=5"), "limits"),
+        (("--limit", "open_requests"), "write a limit's name and a number"),
+        (("--limit", "open_requests=0"), "greater than 0"),
+        (("--tenant", "a/b"), "pattern"),
+    ],
+)
+def test_what_is_wrong_is_said_and_changes_nothing(tmp_path: Path, words: tuple[str, ...], said: str):
+    file = tmp_path / "keys.yaml"
+    create(file)
+    before = file.read_bytes()
+    assert said in keys("create", "--tenant", "t", "--name", "n", "--file", file, *words, code=2)
+    assert file.read_bytes() == before
+    assert [one.name for one in tmp_path.iterdir()] == ["keys.yaml", ".keys.yaml.lock"] or len(
+        list(tmp_path.iterdir())
+    ) == 2
+
+
+def test_a_broken_file_is_left_alone(tmp_path: Path):
+    file = tmp_path / "keys.yaml"
+    for text in ("keys: [", "- 1", "keys: 5", "kyes: []"):
+        file.write_text(text)
+        keys("create", "--tenant", "t", "--name", "n", "--file", file, code=2)
+        assert file.read_text() == text
+
+
+def test_commands_at_the_same_time_lose_no_key(tmp_path: Path):
+    file = tmp_path / "keys.json"
+    words = [sys.executable, "-m", "penstock.cli", "keys", "create", "--tenant", "t", "--file", str(file)]
+    made = [subprocess.Popen([*words, "--name", f"n{i}"], stdout=subprocess.DEVNULL) for i in range(4)]
+    assert [one.wait() for one in made] == [0] * 4
+    assert sorted(one.name for one in load(file).keys) == ["n0", "n1", "n2", "n3"]
+
+
+# -- in a config
+
+
+def test_a_key_in_a_config_is_hashed_and_not_kept(monkeypatch):
+    monkeypatch.setenv("CI_KEY", KEY)
+    plain, named = (KeyConfig.parse({"tenant": "t", "name": "n", "key": key}) for key in (KEY, "${CI_KEY}"))
+    assert plain == named
+    assert plain.hash == hashed(KEY)
+    assert KEY not in f"{plain!r} {plain.model_dump()} {vars(plain)}"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "neither `hash` nor `key`"),
+        ({"key": KEY, "hash": hashed(KEY)}, "not both"),
+        ({"key": "short-secret"}, "20 or more"),
+        ({"key": KEY + " and blanks"}, "20 or more"),
+        ({"key": "${NO_SUCH_NAME}"}, "has no NO_SUCH_NAME"),
+        ({"key": 12345678901234567890}, "must be a string"),
+        ({"key": KEY, "tenant": "-"}, "pattern"),
+        ({"key": KEY, "nmae": "x"}, "nmae"),
+        ({"key": KEY, "expires": "tomorrow"}, "write a date"),
+        ({"hash": KEY}, "pattern"),
+    ],
+)
+def test_what_is_wrong_with_a_key_is_said_without_it(given, said: str):
+    with pytest.raises(ConfigError) as refused:
+        GatewayConfig.parse({"keys": [{"tenant": "t", "name": "n", **given}]})
+    assert said in str(refused.value)
+    if "hash" not in given:
+        assert not any(str(secret) in str(refused.value) for secret in (KEY, "short-secret", 1234567890))
+
+
+def test_dates_are_in_utc(tmp_path: Path):
+    file = tmp_path / "keys.yaml"
+    texts = ("2027-01-31", "2027-01-31T00:00:00", "'2027-01-31'", "2027-01-31T01:00:00+01:00")
+    for text in texts:
+        file.write_text(f"keys: [{{tenant: t, name: n, hash: '{hashed(KEY)}', expires: {text}}}]")
+        assert load(file).keys[0].expires == 1_801_353_600.0

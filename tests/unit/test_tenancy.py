@@ -1,0 +1,358 @@
+"""Tenants: keys by their hashes, limits that parallel requests cannot overshoot, usage counted once."""
+
+from __future__ import annotations
+
+import calendar
+import random
+import sqlite3
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.config.schema.tenants import KeyConfig, LimitsConfig, TenantConfig, hashed
+from penstock.errors import BadRequest, Overloaded, QuotaExhausted, RateLimited
+from penstock.serve.tenancy import limits
+from penstock.serve.tenancy.keys import KeyTable, is_genuine, new_key
+from penstock.serve.tenancy.limits import Allowance, MinuteLimit, Periods, headers
+from penstock.serve.tenancy.store import UsageStore
+from penstock.serve.tenancy.usage import Settlement, UsageCounters, UsageRow
+
+NOON = calendar.timegm((2026, 11, 30, 12, 0, 0))
+MIDNIGHT = calendar.timegm((2026, 12, 1, 0, 0, 0))
+TODAY = Periods.at(NOON)
+
+
+def allowance(**limited: int) -> Allowance:
+    one = Allowance("search")
+    one.limit(LimitsConfig(**limited))
+    return one
+
+
+@dataclass
+class Open:
+    """An open request of one allowance."""
+
+    of: Allowance
+    tokens: int
+    begun: int
+
+    def settle(self, taken: int, second: int, today: Periods) -> None:
+        self.of.settle(self.tokens, taken, self.begun, second, today)
+
+
+def reserve(one: Allowance, tokens: int, now: float, at: float = NOON) -> Open:
+    limits.reserve([one], tokens, int(now), Periods.at(at), at)
+    return Open(one, tokens, int(now))
+
+
+def table(*keys: KeyConfig, **tenants: TenantConfig) -> KeyTable:
+    found = KeyTable()
+    found.replace(keys, tenants)
+    return found
+
+
+# -- keys
+
+
+def test_a_key_has_256_random_bits_and_a_checksum():
+    keys = {new_key() for _ in range(1000)}
+    assert len(keys) == 1000
+    assert all(is_genuine(key) and key.startswith("pk_") and len(key) == 52 for key in keys)
+    key = keys.pop()
+    wrong = [key[:i] + ("x" if key[i] != "x" else "y") + key[i + 1 :] for i in range(3, 52)]
+    assert not any(map(is_genuine, [*wrong, key[:-1], key + "x", key[3:], ""]))
+
+
+def test_only_the_whole_key_is_found_until_it_expires():
+    key = new_key()
+    found = table(KeyConfig(tenant="a", name="b", hash=hashed(key), expires=100.0))
+    assert found.find(key.encode(), 99.9).name == "b"
+    for wrong in (key[:-1], key + "x", key.lower(), "", hashed(key), hashed(key)[7:], f" {key}"):
+        assert found.find(wrong.encode(), 99.9) is None
+    assert found.find(b"\xff\xfe" * 40_000, 99.9) is None
+    assert found.find(key.encode(), 100.0) is None
+
+
+def test_counts_outlive_another_reading_of_the_keys():
+    limited = LimitsConfig(tokens_per_minute=10)
+    keys = [KeyConfig(tenant="a", name="b", hash=hashed("k" * 20), limits=limited)]
+    found = table(*keys)
+    reserve(found.allowances["a/b"], 5, 1.0)
+    found.replace(keys, {"a": TenantConfig(limits=LimitsConfig(open_requests=1))})
+    assert found.allowances["a/b"].tokens.used == 5
+    assert found.allowances["a"].most_open == 1
+    found.replace([], {})
+    assert not found.allowances
+    assert len(found) == 0
+
+
+# -- limits for a minute
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 50)), max_size=60))
+def test_a_window_counts_what_the_last_minute_had(steps: list[tuple[int, int]]):
+    window, second, counted = MinuteLimit(0), 0, []
+    for gap, count in steps:
+        second += gap
+        window.move(second)
+        window.add(count)
+        counted.append((second, count))
+        assert window.used == sum(n for at, n in counted if at > second - 60)
+        wait_s = window.wait_s(1)
+        oldest = min(at for at, _ in counted if at > second - 60)
+        assert second + wait_s == oldest + 60
+
+
+def test_parallel_requests_cannot_overshoot_and_return_what_they_did_not_take():
+    one = allowance(tokens_per_minute=1000)
+    held = [reserve(one, 300, 5.0) for _ in range(3)]
+    with pytest.raises(
+        RateLimited, match="1000 tokens in a minute; it has had 900, and this would be 300"
+    ) as no:
+        reserve(one, 300, 6.0)
+    assert no.value.facts["retry_after_s"] == 59
+    held[0].settle(40, 7, TODAY)
+    assert one.tokens.used == 640
+    reserve(one, 300, 7.0)
+    held[1].settle(500, 8, TODAY)  # it took more than it had reserved
+    assert one.tokens.used == 40 + 500 + 300 + 300
+    held[2].settle(0, 90, TODAY)  # too late to be returned: that minute is over
+    assert (one.tokens.used, one.open) == (0, 1)
+
+
+def test_a_long_stream_is_charged_what_exceeds_its_reservation_now():
+    one = allowance(tokens_per_minute=1000)
+    long = reserve(one, 100, 0.0)
+    long.settle(700, 100, TODAY)
+    assert one.tokens.used == 600
+
+
+def test_no_account_is_charged_when_one_refuses():
+    key, tenant = allowance(requests_per_minute=5), allowance(requests_per_minute=1)
+    limits.reserve([key, tenant], 1, 0, TODAY, NOON)
+    with pytest.raises(RateLimited):
+        limits.reserve([key, tenant], 1, 0, TODAY, NOON)
+    assert (key.requests.used, key.open, tenant.open) == (1, 1, 1)
+
+
+def test_open_requests_are_limited():
+    one = allowance(open_requests=2)
+    first, _ = reserve(one, 0, 0.0), reserve(one, 0, 0.0)
+    with pytest.raises(RateLimited, match="2 open requests"):
+        reserve(one, 0, 0.0)
+    first.settle(0, 1, TODAY)
+    reserve(one, 0, 1.0)
+
+
+def test_what_can_never_pass_is_not_to_be_tried_again():
+    with pytest.raises(RateLimited, match="Shorten") as refused:
+        reserve(allowance(tokens_per_minute=100), 101, 0.0)
+    assert refused.value.facts["should_retry"] == "false"
+
+
+def test_the_headers_say_what_a_refusal_goes_by():
+    key, tenant = allowance(requests_per_minute=10, tokens_per_minute=500), allowance(requests_per_minute=3)
+    assert dict(headers([key, tenant], 0))[b"x-ratelimit-reset-tokens"] == b"0s"
+    limits.reserve([key, tenant], 60, 10, TODAY, NOON)
+    shown = {name.removeprefix(b"x-ratelimit-"): value for name, value in headers([key, tenant], 12)}
+    assert shown == {
+        b"limit-requests": b"3",
+        b"remaining-requests": b"2",
+        b"reset-requests": b"58s",
+        b"limit-tokens": b"500",
+        b"remaining-tokens": b"440",
+        b"reset-tokens": b"58s",
+    }
+    assert headers([allowance(max_tokens=5)], 0) == []
+
+
+# -- days and months
+
+
+@pytest.mark.parametrize("year", [1970, 1999, 2000, 2024, 2026, 2100])
+def test_months_follow_each_other(year: int):
+    begins = [calendar.timegm((year, month, 1, 0, 0, 0)) for month in range(1, 13)]
+    for begin, end in zip(begins, [*begins[1:], calendar.timegm((year + 1, 1, 1, 0, 0, 0))], strict=True):
+        for at in (begin, end - 0.5):
+            assert (Periods.at(at).month_begins, Periods.at(at).month_ends) == (begin, end)
+
+
+def test_a_budget_ends_with_its_day_and_its_month():
+    one = allowance(tokens_per_day=100, tokens_per_month=150)
+    reserve(one, 90, 0.0).settle(100, 1, TODAY)
+    with pytest.raises(QuotaExhausted, match="of today") as refused:
+        reserve(one, 1, 2.0)
+    assert refused.value.facts == {"retry_after_s": 43_200, "should_retry": "false"}
+    reserve(one, 60, 3.0, MIDNIGHT - 0.001 + 0.001).settle(60, 4, Periods.at(MIDNIGHT))
+    assert (one.day.used(Periods.at(MIDNIGHT).day), one.month.used(Periods.at(MIDNIGHT).month)) == (60, 60)
+    fresh = allowance(tokens_per_month=150)
+    reserve(fresh, 150, 0.0, MIDNIGHT - 0.5).settle(150, 0, Periods.at(MIDNIGHT - 0.1))
+    with pytest.raises(QuotaExhausted, match="of this month"):
+        reserve(fresh, 1, 0.4, MIDNIGHT - 0.1)
+    reserve(fresh, 1, 0.6, MIDNIGHT)
+
+
+def test_a_clock_that_is_set_back_forgets_no_day():
+    one = allowance(tokens_per_day=100)
+    reserve(one, 80, 0.0, MIDNIGHT - 1).settle(80, 0, Periods.at(MIDNIGHT - 1))
+    reserve(one, 50, 1.0, MIDNIGHT + 1).settle(50, 1, Periods.at(MIDNIGHT + 1))
+    with pytest.raises(QuotaExhausted, match="has used 80"):
+        reserve(one, 30, 2.0, MIDNIGHT - 1)
+    with pytest.raises(QuotaExhausted, match="has used 50"):
+        reserve(one, 60, 3.0, MIDNIGHT + 1)
+
+
+# -- usage
+
+
+class Process:
+    """A gateway as far as usage goes. Its settlements reach the store, or do not."""
+
+    def __init__(self, store: UsageStore, **limited: int) -> None:
+        self.store, self.counters, self.clock = store, UsageCounters(), 0.0
+        self.keys = table(
+            KeyConfig(tenant="a", name="k", hash=hashed("k" * 20), limits=LimitsConfig(**limited))
+        )
+        self.allowance = self.keys.allowances["a/k"]
+
+    def use(self, tokens: int, at: float = NOON) -> None:
+        today, second = Periods.at(at), int(self.clock)
+        limited = [one for one in self.keys.allowances.values() if one.is_limited]
+        limits.reserve(limited, tokens, second, today, at)
+        for one in limited:
+            one.settle(tokens, tokens, second, second, today)
+        row = self.counters.row("a", "k", "m", "", "default", at)
+        row.requests += 1
+        row.output_tokens += tokens
+
+    def settle(self, at: float = NOON, *, answered: bool = True) -> None:
+        totals = self.store.settle(self.counters.settlement(self.keys.allowances, self.clock), at)
+        if answered:
+            self.counters.settled(totals, self.keys.allowances)
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    found = UsageStore(tmp_path / "usage" / "a.sqlite")
+    yield found
+    found.close()
+
+
+def used(store: UsageStore, *by: str) -> list[dict[str, object]]:
+    return store.usage(by, NOON - 7200, MIDNIGHT + 7200)
+
+
+def test_random_losses_of_answers_count_nothing_twice(store: UsageStore):
+    processes = [Process(store) for _ in range(3)]
+    draw, spent = random.Random(1), 0
+    for _ in range(300):
+        one = draw.choice(processes)
+        tokens = draw.randrange(100)
+        one.use(tokens)
+        spent += tokens
+        if draw.random() < 0.3:
+            one.settle(answered=draw.random() < 0.5)
+    for one in processes:
+        one.settle()
+        one.settle()
+    assert used(store)[0]["output_tokens"] == spent
+    assert used(store)[0]["requests"] == 300
+
+
+def test_a_new_process_and_another_gateway_know_what_is_left_of_a_budget(store: UsageStore):
+    first, second = Process(store, tokens_per_day=100), Process(store, tokens_per_day=100)
+    first.settle()
+    second.settle()
+    first.use(70)
+    first.settle(answered=False)  # the store has it; the process will send it again
+    second.use(20)
+    second.settle()
+    assert second.allowance.day.used(TODAY.day) == 90
+    first.settle()
+    assert first.allowance.day.used(TODAY.day) == 90
+    later = Process(store, tokens_per_day=100)
+    later.settle()
+    with pytest.raises(QuotaExhausted, match="has used 90"):
+        later.use(11)
+    later.settle(MIDNIGHT)
+    later.use(100, MIDNIGHT)
+
+
+def test_usage_is_summed_by_what_is_asked_for(store: UsageStore):
+    rows = [
+        ((NOON // 3600, "a", "k1", "m", "", "default"), UsageRow(1, 10, 5, 7, 0)),
+        ((NOON // 3600, "a", "k2", "m", "x", "flex"), UsageRow(2, 20, 0, 3, 1)),
+        ((MIDNIGHT // 3600, "b", "k1", "n", "", "default"), UsageRow(4, 1, 1, 1, 0)),
+    ]
+    store.settle(Settlement("p", 1, rows), NOON)
+    by_tenant = {one["tenant"]: one for one in used(store, "tenant")}
+    assert list(by_tenant["a"].values()) == ["a", 3, 30, 5, 10, 1]
+    assert [(one["day"], one["model"], one["requests"]) for one in used(store, "day", "model")] == [
+        ("2026-11-30", "m", 3),
+        ("2026-12-01", "n", 4),
+    ]
+    assert store.usage(["tenant"], MIDNIGHT, MIDNIGHT)[0]["tenant"] == "b"
+    with pytest.raises(BadRequest, match="there are tenant, key"):
+        used(store, "tenant; DROP TABLE usage")
+
+
+def test_a_store_without_a_disk_works_in_memory(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    store = UsageStore(tmp_path / "file" / "a.sqlite")
+    Process(store).settle()
+    store.close()
+
+
+def test_a_later_process_reads_what_is_on_disk(tmp_path: Path):
+    file = tmp_path / "a.sqlite"
+    first = UsageStore(file)
+    one = Process(first)
+    one.use(5)
+    one.settle()
+    first.close()
+    second = UsageStore(file)
+    assert used(second)[0]["output_tokens"] == 5
+    second.close()
+    assert file.stat().st_mode & 0o077 == 0
+    with pytest.raises(sqlite3.ProgrammingError):
+        second.settle(Settlement("p", 1, []))
+
+
+# -- several gateways
+
+
+@pytest.mark.parametrize("loads", [(1, 1, 1), (4, 1, 0), (3, 0, 0)])
+def test_three_gateways_keep_a_limit_and_use_it(store: UsageStore, monkeypatch, loads: tuple[int, ...]):
+    """At most 3 % more than the limit in any minute, and at least 95 % of it in five. loads: how much is
+    asked of each gateway, which later moves to the next one.
+    """
+    limit, size, seconds = 60_000, 100, 300
+    gateways = [Process(store, tokens_per_minute=limit) for _ in loads]
+    clock = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    for one in gateways:
+        one.clock = clock
+        one.settle()
+        one.settle()
+    passed = [0] * seconds
+    for tenth in range(seconds * 10):
+        clock = 1000.0 + tenth / 10
+        for i, one in enumerate(gateways):
+            one.clock = clock
+            load = loads[(i + (tenth > 1500)) % 3]
+            for _ in range(load):
+                try:
+                    one.use(size)
+                except Overloaded:
+                    continue
+                passed[tenth // 10] += size
+            if tenth % 10 == 3 * i:
+                one.settle()
+    minutes = [sum(passed[start : start + 60]) for start in range(seconds - 59)]
+    assert max(minutes) <= 1.03 * limit
+    assert sum(passed) >= 0.95 * 5 * limit
