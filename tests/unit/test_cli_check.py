@@ -131,7 +131,7 @@ def test_json_has_placements_mistakes_and_what_was_not_checked(written, capsys):
     assert check([written(GOOD), written(BAD, "bad.yaml")], as_json=True) == 2
     found = json.loads(capsys.readouterr().out)
     (application,) = found["applications"]
-    assert application["gateway"] == {"host": "127.0.0.1", "port": None, "api_key": False}
+    assert application["gateway"] == {"host": "127.0.0.1", "port": None, "api_key": False, "tenants": False}
     (model,) = application["models"]
     assert (model["model"], model["deployments"][0]["replicas"]) == ("echo", "3")
     assert any("model_idd" in mistake for mistake in found["mistakes"])

@@ -171,6 +171,17 @@ def test_the_headers_say_what_a_refusal_goes_by():
     assert headers([allowance(max_tokens=5)], 0) == []
 
 
+def test_another_reading_of_the_keys_takes_no_cap_back():
+    one = allowance(requests_per_minute=100)
+    one.share(2, (70, 0))
+    one.limit(LimitsConfig(requests_per_minute=100, open_requests=9))
+    assert (one.requests.cap, one.is_shared) == (70, True)
+    one.limit(LimitsConfig(requests_per_minute=1000))
+    assert (one.requests.cap, one.is_shared) == (15, False)
+    one.share(1, None)
+    assert one.requests.cap == 1000
+
+
 # -- days and months
 
 

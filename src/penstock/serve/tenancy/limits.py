@@ -217,13 +217,19 @@ class Allowance:
         self.gateways = 1
 
     def limit(self, limits: LimitsConfig) -> None:
-        """Sets limits; what was counted stays."""
+        """Sets limits; what was counted stays, and so do caps of limits that have not changed."""
+        before = self._minutes()
         self.most_open = limits.open_requests or _NO_LIMIT
         self.requests = _limited(self.requests or MinuteLimit(0), limits.requests_per_minute)
         self.tokens = _limited(self.tokens or MinuteLimit(1), limits.tokens_per_minute)
         self.day = _limited(self.day or Budget(), limits.tokens_per_day)
         self.month = _limited(self.month or Budget(), limits.tokens_per_month)
-        self.share(self.gateways, None)
+        if self._minutes() != before:
+            self.share(self.gateways, None)
+
+    def _minutes(self) -> list[int | None]:
+        """The limits for a minute."""
+        return [None if one is None else one.most for one in (self.requests, self.tokens)]
 
     @property
     def is_limited(self) -> bool:
