@@ -324,7 +324,7 @@ async def test_a_stream_that_its_client_leaves_is_charged_once_for_what_it_had(s
 
 
 async def test_a_stream_whose_replica_dies_is_settled_and_counts_as_an_error(served: Served):
-    tenants = (await gateway(served, key(ANN, "ann")))._tenants
+    tenants = (await gateway(served, key(ANN, "ann"), wait_for_replica_s=0.5))._tenants  # for another one
     replica = await served.process(reply="word " * 500, step_base_ms=20)
     async with (
         served.http(headers=bearer(ANN)) as http,
