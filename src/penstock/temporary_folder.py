@@ -2,18 +2,67 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from penstock.errors import Unavailable
 
+_HELD = ".held"
+_locks: dict[Path, int] = {}
+"""Open files by this process's folders; the kernel frees their locks when it ends, in whatever way."""
 
-def temporary_folder(kind: str) -> Path:
-    """An empty folder named `penstock-<kind>-...`; the caller removes it. Raises: Unavailable."""
+
+def temporary_folder(kind: str, *, outlives: bool = False) -> Path:
+    """An empty folder named `penstock-<kind>-...`; the caller removes it.
+
+    If its process ends before that, the next one that makes a folder removes it. outlives: nobody does.
+    Raises: Unavailable.
+    """
     try:
-        return Path(tempfile.mkdtemp(prefix=f"penstock-{kind}-"))
+        if outlives:
+            return Path(tempfile.mkdtemp(prefix=f"penstock-{kind}-"))
+        _remove_orphans()
+        while True:
+            folder = Path(tempfile.mkdtemp(prefix=f"penstock-{kind}-", suffix=_HELD))
+            with suppress(BlockingIOError):  # another one takes it for an orphan, and removes it
+                if (lock := _lock(folder)) is not None:
+                    _locks[folder] = lock
+                if folder.exists():
+                    return folder
     except OSError as error:
         raise Unavailable(
             f"No temporary folder can be made: {error.strerror or error}. Free some space, or set TMPDIR to "
             "another folder."
         ) from error
+
+
+def _remove_orphans() -> None:
+    for folder in [one for one in list(_locks) if not one.exists()]:
+        if (lock := _locks.pop(folder, None)) is not None:
+            os.close(lock)
+    for folder in Path(tempfile.gettempdir()).glob(f"penstock-*{_HELD}"):
+        with suppress(BlockingIOError):
+            if folder not in _locks and (lock := _lock(folder)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """An open file that locks it; None where that cannot be. Raises: BlockingIOError when another has it."""
+    try:
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        raise
+    except OSError:  # not on every file system
+        os.close(file)
+        return None
+    return file

@@ -23,6 +23,7 @@ from tests.models import model
 from penstock.layers.generation import Generation
 from penstock.serve.replica.frontend.listener import Listener
 from penstock.serve.replica.frontend.status_link import StatusSource
+from penstock.tiers import HEADER
 from penstock.transport import link
 
 pytestmark = [
@@ -62,6 +63,23 @@ async def join(fleet: Fleet, served: Served) -> Listener:
     fleet.add(MODEL_ID, listener.address)
     await fleet.until_ready(MODEL_ID, listener.address)
     return listener
+
+
+WHOLE = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "water"}]},
+    "/v1/completions": {"prompt": "water"},
+    "/v1/responses": {"input": "water", "max_output_tokens": 300},
+    "/v1/messages": {"messages": [{"role": "user", "content": "water"}]},
+    "/v1/generate": {"prompt": "water", "sampling_params": LONG | {"ignore_eos": True}},
+}
+
+
+async def whole_answer(http: httpx.AsyncClient, path: str, tier: str) -> tuple[int, bytes]:
+    """Status and body of a request that is not streamed."""
+    more = {} if "sampling_params" in WHOLE[path] else LONG | {"ignore_eos": True}
+    asked = {"model": MODEL_ID} | more | WHOLE[path]
+    answer = await http.post(path, json=asked, headers={HEADER: tier})
+    return answer.status_code, answer.content
 
 
 async def answer(http: httpx.AsyncClient, kind: Kind, came: list[int], number: int) -> Any:
@@ -104,13 +122,20 @@ async def test_a_killed_core_changes_no_stream(assistant: Served, fleet: Fleet):
         fleet.remove(MODEL_ID, steady.address)
         came = [0] * len(names)
         asking = [asyncio.create_task(answer(http, KINDS[name], came, i)) for i, name in enumerate(names)]
+        unread = [
+            asyncio.create_task(whole_answer(http, path, tier))
+            for path in WHOLE
+            for tier in ("default", "flex")
+        ]
         await until(lambda: min(came) > 0)
+        await until(lambda: other.engine.load().running >= len(unread))
         fleet.add(MODEL_ID, steady.address)
         await fleet.until_ready(MODEL_ID, steady.address)
         ended = sum(task.done() for task in asking)
         core: Any = other.engine._core  # pyright: ignore[reportAttributeAccessIssue]
         os.kill(core.pid, signal.SIGKILL)
         again = await asyncio.gather(*asking)
+        assert [(status, body) for status, body in await asyncio.gather(*unread) if status != 200] == []
         figures = (await http.get("/metrics")).text
         fleet.remove(MODEL_ID, doomed.address)
     wrong = {name: (again[i], whole[i]) for i, name in enumerate(names) if again[i] != whole[i]}

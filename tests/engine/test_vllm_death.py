@@ -45,10 +45,15 @@ async def test_a_killed_core_ends_streams_and_rows_and_batch_starts_another():
 
 
 async def lose(core: psutil.Process, doomed: Served, own: InProcessEngine) -> None:
-    """Kills it under rows and a stream of each kind; all end with the reason, and not an older one."""
+    """Kills it under rows, a stream of each kind and an answer that is not streamed, as by handle.
+
+    All end with the reason, and not an older one.
+    """
     with pytest.raises(BadRequest, match="no_such_method"):
         await doomed.engine.control.collective_rpc("no_such_method")
-    rows = [asyncio.create_task(own.send(row(prompt="water", **LONG))) for _ in range(ROWS)]
+    by_app = row(CHAT, messages=[{"role": "user", "content": "water"}], logprobs=True, **LONG)
+    asked = [row(prompt="water", **LONG), by_app] * (ROWS // 2)
+    rows = [asyncio.create_task(own.send(one)) for one in asked]
     await until(lambda: own.load().running - own.load().unseen == ROWS)
     async with (
         aclosing(doomed.engine.generate("water", LONG)) as deltas,
@@ -57,12 +62,15 @@ async def lose(core: psutil.Process, doomed: Served, own: InProcessEngine) -> No
         await anext(deltas)
         lines = answer.aiter_lines()
         await anext(lines)
+        whole = asyncio.create_task(doomed.http.post("/v1/completions", json=BODY | {"stream": False}))
+        await until(lambda: own.load().running == ROWS + 3)
         core.kill()
         assert "SIGKILL" in await doomed.engine.wait_dead()
         with pytest.raises(EngineDead):
             _ = [delta async for delta in deltas]
         events = [line async for line in lines if line]
     assert '"engine_dead"' in events[-1]
+    assert ((await whole).status_code, whole.result().json()["error"]["code"]) == (503, "engine_dead")
     ended = await asyncio.gather(*rows, return_exceptions=True)
     assert {type(end) for end in ended} == {EngineDead}
 

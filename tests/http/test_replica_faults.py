@@ -41,8 +41,12 @@ class Faulty:
         if self.fault is not None:
             self.asked += 1
             if not self.fault(self, scope):
-                while (await receive())["type"] != "http.disconnect":
-                    pass
+                try:
+                    while (await receive())["type"] != "http.disconnect":
+                        pass
+                except asyncio.CancelledError:  # as vLLM's servings, which take it for their client's end
+                    await send({"type": "http.response.start", "status": 400, "headers": []})
+                    await send({"type": "http.response.body", "body": b"Client disconnected"})
                 return
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": self.text})

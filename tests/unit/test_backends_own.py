@@ -212,6 +212,33 @@ async def test_a_death_ends_what_is_open_and_start_makes_a_new_engine(make: Any)
     assert (await engine.send(RowRequest(path=COMPLETIONS, body=b'{"prompt": "x"}'))).status == 200
 
 
+HELD: set[str] = set()
+
+
+async def stubborn(request: dict[str, Any]) -> Any:
+    HELD.add(request["prompt"])
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        raise ValueError("cancelled") from None
+
+
+@pytest.mark.parametrize("way", ["death", "the row's own end"])
+async def test_code_that_answers_to_its_cancelling_answers_no_row(make: Any, way: str):
+    """As vLLM's servings do, with 400."""
+    engine = await make(preprocessor=stubborn)
+    asking = asyncio.create_task(
+        engine.send(RowRequest(path=COMPLETIONS, body=b'{"prompt": "%s"}' % way.encode()))
+    )
+    await until(lambda: way in HELD)
+    if way == "death":
+        engine._started.engine.die()
+    else:
+        asking.cancel()
+    with pytest.raises(EngineDead if way == "death" else asyncio.CancelledError):
+        await asking
+
+
 async def test_a_death_with_nothing_in_it_costs_the_next_row_nothing(make: Any):
     engine = await make()
     engine._started.engine.die()

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -7,14 +9,47 @@ from penstock.errors import Unavailable
 from penstock.temporary_folder import temporary_folder
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
 def test_no_room_for_one_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not there"))
     with pytest.raises(Unavailable, match=r"No temporary folder can be made: .*set TMPDIR"):
         temporary_folder("batch")
 
 
-def test_each_is_new_and_says_what_it_is_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_each_is_new_and_says_what_it_is_for():
     folders = {temporary_folder("batch"), temporary_folder("batch")}
     assert len(folders) == 2
     assert all(folder.is_dir() and folder.name.startswith("penstock-batch-") for folder in folders)
+
+
+MAKER = """
+import os, sys
+from penstock.temporary_folder import temporary_folder
+(temporary_folder("engine") / "socket").touch()
+temporary_folder("serve", outlives=True)
+print(flush=True)
+sys.stdin.read()
+os._exit(1)
+"""
+
+
+def test_the_next_one_removes_what_a_dead_process_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    made = subprocess.Popen(
+        [sys.executable, "-c", MAKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert made.stdout
+    assert made.stdin
+    assert made.stdout.readline()
+    own = temporary_folder("batch")
+    (engines,) = tmp_path.glob("penstock-engine-*")
+    made.stdin.close()
+    made.wait()
+    later = temporary_folder("batch")
+    (log,) = tmp_path.glob("penstock-serve-*")
+    assert set(tmp_path.iterdir()) == {own, later, log}
+    assert not engines.exists()

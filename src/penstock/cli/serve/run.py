@@ -58,7 +58,7 @@ def run(plan: ServePlan, arguments: Arguments, signals_fd: int) -> int:
 
     Exit code: 0 after serving, 128 + signal before it, 1 for a failure, 2 for a bad config.
     """
-    folder = temporary_folder(started.KIND)
+    folder = temporary_folder(started.KIND, outlives=True)
     started.note(folder, plan)
     output = redirect_output(None if arguments.verbose else folder / "serve.log")
     reader = progress.ProgressReader(folder / "progress")

@@ -84,7 +84,10 @@ class InProcessEngine:
         task = asyncio.create_task(self._call(started, request))  # with its own context
         self._requests.add(task)
         try:
-            return await task
+            response = await task
+            if task.cancelling():  # vLLM answers that as if its client had gone
+                raise asyncio.CancelledError
+            return response
         except asyncio.CancelledError:
             if (this := asyncio.current_task()) is not None and this.cancelling():
                 raise

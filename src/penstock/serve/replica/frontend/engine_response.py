@@ -109,6 +109,11 @@ class EngineResponse:
         else:
             await self._multiplex(self._sender, body, last=not message.get("more_body", False))
 
+    def cut(self) -> None:
+        """Drops whatever the app still sends: it may take the end of its task for that of its client."""
+        self._void = True
+        self._held.clear()
+
     def _end(self) -> None:
         """Whatever the app still sends is dropped."""
         self._void, self._sender, self.started = True, None, True

@@ -57,7 +57,7 @@ class Listener:
         self._open_by_gateway: Counter[bytes] = Counter()
         self._multiplexers: dict[bytes, StreamSender] = {}
         self._row_receivers: set[RowReceiver] = set()
-        self.open_requests: set[asyncio.Task[object]] = set()
+        self.open_requests: dict[asyncio.Task[object], EngineResponse] = {}
         self._prompts: dict[EngineResponse, int] = {}  # of online requests, in the order of their arrival
         self.links = StatusLinks(source, self._open_elsewhere, self._tokens_before_engine, self.open_requests)
 
@@ -128,10 +128,10 @@ class Listener:
 
     def _cut(self) -> int:
         """Ends all open requests; returns their number."""
-        tasks = list(self.open_requests)
-        for task in tasks:
+        for task, response in self.open_requests.items():
+            response.cut()
             task.cancel()
-        return len(tasks)
+        return len(self.open_requests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         fields = dict(scope["headers"])
@@ -196,7 +196,7 @@ class Listener:
         )
         task = asyncio.current_task()
         assert task is not None
-        self.open_requests.add(task)
+        self.open_requests[task] = response
         if work != tiers.FLEX:
             self._prompts[response] = self._tokens(scope)
         self._open_by_gateway[gateway] += 1
@@ -216,7 +216,7 @@ class Listener:
                 raise
             task.uncancel()
         finally:
-            self.open_requests.discard(task)
+            del self.open_requests[task]
             self._prompts.pop(response, None)
             self._open_by_gateway[gateway] -= 1
             if not self._open_by_gateway[gateway]:
