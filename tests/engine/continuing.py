@@ -13,6 +13,7 @@ from typing import Any
 
 from asking import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES, user
 from enginetest import MODEL_ID
+from tests.waiting import until
 
 from penstock import request_context
 from penstock.asgi import TRUSTED, ASGIApp, Message
@@ -206,8 +207,9 @@ async def stream(
     async def receive() -> Message:
         nonlocal content
         if content is None:
-            while leaves_after is None or len(answer.pieces) < leaves_after:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            if leaves_after is None:
+                await asyncio.Event().wait()
+            await until(lambda: len(answer.pieces) >= leaves_after, 60)
             return {"type": "http.disconnect"}
         message, content = {"type": "http.request", "body": content}, None
         return message

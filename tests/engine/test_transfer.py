@@ -13,6 +13,7 @@ import psutil
 import pytest
 import pytest_asyncio
 from prometheus_client import REGISTRY
+from tests.waiting import until
 
 from penstock.asgi_client import call
 from penstock.config import LLMConfig
@@ -99,8 +100,7 @@ async def test_engines_with_nothing_to_do_take_no_core(pair: Pair):
 async def taken(process: psutil.Process, other: psutil.Process) -> float:
     """CPU time of one for each second of the other's, while that takes half a second."""
     began, before = cpu_s(other), cpu_s(process)
-    while cpu_s(other) - began < 0.5:  # noqa: ASYNC110 - nothing tells of it
-        await asyncio.sleep(0.1)
+    await until(lambda: cpu_s(other) - began >= 0.5, 60)
     return (cpu_s(process) - before) / (cpu_s(other) - began)
 
 
