@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.cli.models import fitting
 from penstock.cli.models.engine_arguments import read_quick_words
-from penstock.cli.models.faults import faults, missing_folders
+from penstock.cli.models.faults import faults
 from penstock.cli.models.options import CHECK, Arguments
 from penstock.cli.models.plan import ServePlan, is_file, make_plan
 from penstock.config import Application, LLMConfig, Settings, accelerator_kind
@@ -19,7 +19,7 @@ from penstock.config.schema.processing import own_deployment
 from penstock.engines.check import with_independent_engines
 from penstock.errors import ConfigError
 from penstock.hooks import POSTPROCESSOR, PREPROCESSOR
-from penstock.preflight import Examined, parse_devices
+from penstock.preflight import Examined, parse_devices, start
 
 _BAD_CONFIG = 2
 _SHAPES = {
@@ -53,13 +53,13 @@ def check(
     try:
         if named:
             plan = make_plan(Arguments(sources=named, engine_words=tuple(engine_words)))
-            problems += [text for config in plan.configs for text in missing_folders(config)]
+            problems += [text for config in plan.configs for text in start.missing_folders(config)]
             plans.append(read_quick_words(plan, CHECK))
         asked = [one for plan in plans for one in fitting.examined(plan, planned, ask_hub=True)]
     except ConfigError as error:
         problems += error.problems or [str(error)]
     for config, found in asked:
-        problems += [fitting.said(config, mistake) for mistake in found.mistakes]
+        problems += [start.said(config, mistake) for mistake in found.mistakes]
         notices += [f"{config.model_id}: {notice}" for notice in found.notices]
     problems = list(dict.fromkeys(problems))
     if as_json:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from penstock import hooks
@@ -13,11 +12,11 @@ from penstock.config.derive import names
 from penstock.config.loading import yaml_source
 from penstock.config.loading.serving_args import FORMS
 from penstock.config.messages.location import Location
-from penstock.config.messages.problems import nearest
 from penstock.config.schema.routing import POLICIES
 from penstock.engines import callback
 from penstock.engines.check import check_arguments, find_unknown
 from penstock.errors import ConfigError, Error
+from penstock.preflight.start import missing_folders
 
 
 def faults(files: Sequence[str]) -> tuple[list[tuple[str, Application]], list[str], Sequence[str]]:
@@ -71,40 +70,6 @@ def _policy_problems(configs: Sequence[LLMConfig]) -> list[str]:
     from penstock.serve.routing.registry import problems  # two seconds: it imports Ray
 
     return problems(own)
-
-
-def missing_folders(config: LLMConfig) -> list[str]:
-    """A sentence for each folder of this machine that the config names and that is not there.
-
-    None where nothing reads it, or the user's own code may make it.
-    """
-    if config.server_cls is not None or config.callback_config.callback_class is not None:
-        return []
-    loading, lora = config.model_loading_config, config.lora_config
-    adapters = lora.dynamic_lora_loading_path if lora else None
-    named: dict[tuple[str, str], Any] = {("lora_config", "dynamic_lora_loading_path"): adapters}
-    if config.engine_name != "sim":
-        named["model_loading_config", "model_source"] = config.model_source
-        named["model_loading_config", "tokenizer_source"] = loading.tokenizer_source
-    paths = {
-        field: Path(source.removeprefix("file://")).expanduser()
-        for field, source in named.items()
-        if isinstance(source, str) and source.startswith(("/", "./", "../", "~", "file://"))
-    }
-    return [
-        (config.location / section / field).says(
-            f"'{path}' does not exist on this machine.{_neighbour(path)}"
-        )
-        for (section, field), path in paths.items()
-        if not path.exists()
-    ]
-
-
-def _neighbour(path: Path) -> str:
-    """The folder beside it that was probably meant."""
-    found = [one.name for one in path.parent.iterdir() if one.is_dir()] if path.parent.is_dir() else []
-    guess = nearest(path.name, found)
-    return f" Did you mean '{path.parent / guess}'?" if guess else ""
 
 
 def _readable_models(file: str) -> list[LLMConfig]:

@@ -10,7 +10,7 @@ from typing import Any
 from penstock import ray_version
 from penstock.cli.models import fitting
 from penstock.cli.models.engine_arguments import read_quick_words
-from penstock.cli.models.faults import missing_folders, quick_faults
+from penstock.cli.models.faults import quick_faults
 from penstock.cli.models.options import SERVE, YAML, Arguments, CommandOptions
 from penstock.cli.models.plan import ServePlan
 from penstock.config import LLMConfig, Settings
@@ -21,8 +21,8 @@ from penstock.engines.check import options_form
 from penstock.engines.vllm.arguments.check import installed
 from penstock.engines.vllm.capabilities import version
 from penstock.errors import ConfigError, EngineStartFailed
+from penstock.preflight import start
 
-_OTHER_ENVIRONMENTS = ("pip", "uv", "conda", "container", "image_uri", "py_executable")
 _NO_VLLM = (
     "vLLM is not installed here; install it with `pip install 'penstock[vllm]'`, or `'penstock[cpu]'` on a "
     "machine without a GPU."
@@ -49,7 +49,7 @@ def checked(plan: ServePlan, address: str | None, command: CommandOptions = SERV
     configs = [half for config in plan.configs for half in halves(config)]
     if address is None:
         problems = [text for config in configs if (text := missing_here(config)) is not None]
-        problems += [text for config in configs for text in missing_folders(config)]
+        problems += [text for config in configs for text in start.missing_folders(config)]
         if problems:
             raise config_error(dict.fromkeys(problems))
     plan = read_quick_words(plan, command)
@@ -62,12 +62,7 @@ def checked(plan: ServePlan, address: str | None, command: CommandOptions = SERV
 
 def _refuse_certain(plan: ServePlan) -> None:
     """Raises: ConfigError for what would certainly end the start of a model that is in a folder here."""
-    problems = [
-        fitting.said(config, mistake)
-        for config, found in fitting.examined(plan)
-        for mistake in found.mistakes
-        if mistake.certain and not _brings_its_own(config)
-    ]
+    problems = [text for config, found in fitting.examined(plan) for text in start.certain(config, found)]
     if problems:
         raise config_error(dict.fromkeys(problems))
 
@@ -85,16 +80,11 @@ def missing_engine(config: LLMConfig) -> str | None:
 
     Says nothing where it comes from elsewhere: the user's own classes, a `runtime_env` that installs it.
     """
-    if config.server_cls is not None or Settings.read().engine_cls or _brings_its_own(config):
+    if config.server_cls is not None or Settings.read().engine_cls or start.brings_its_own(config):
         return None
     if config.engine_name == "vllm":
         return version.refusal(version.installed()) if installed() else _NO_VLLM
     return _missing_program(config)
-
-
-def _brings_its_own(config: LLMConfig) -> bool:
-    """Whether its environment is another one than this, perhaps with another engine."""
-    return any(name in (config.runtime_env or {}) for name in _OTHER_ENVIRONMENTS)
 
 
 def _missing_program(config: LLMConfig) -> str | None:
