@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import takewhile
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -117,10 +117,7 @@ class RequestBuilder:
     """Builds requests from rows: the same ones in every run of a job."""
 
     def __init__(self, spec: JobSpec) -> None:
-        """columns: that the templates name, each with what does.
-
-        Raises: ConfigError for options that do not go together, and for unknown parameters.
-        """
+        """Raises: ConfigError for options that do not go together, and for unknown parameters."""
         self._spec, self._task = spec, spec.task()
         if spec.template is not None and spec.kind == "score":
             raise ConfigError("--prompt does not go with --task score: rows need 'text_1' and 'text_2'.")
@@ -136,24 +133,14 @@ class RequestBuilder:
             raise ConfigError(
                 f"{what}: no effect on OpenAI's batch lines, whose bodies are sent as they are."
             )
-        self._template: PromptTemplate | None = None
+        self.template: PromptTemplate | None = None
         if spec.template is not None:
-            self._template = PromptTemplate(spec.template, kind=spec.kind, system=spec.system, chat=spec.chat)
-        self.columns = self._template.columns if self._template is not None else dict[str, str]()
+            self.template = PromptTemplate(spec.template, kind=spec.kind, system=spec.system, chat=spec.chat)
         try:
             check_defaults(spec.defaults, spec.kind)
         except BadRequest as error:
             raise ConfigError(f"--param: {error}") from error
         self._salt = msgspec.json.encode((spec.kind, spec.engines.identity), order="sorted")
-
-    def template_fault(self, fields: Mapping[str, Any]) -> str | None:
-        """Why no prompt can be made of these columns."""
-        try:
-            assert self._template is not None
-            self._template.fields(fields)
-        except BadRequest as error:
-            return str(error)
-        return None
 
     def pending_row(self, row: InputRow) -> PendingRow | None:
         """The row with its request; None for a row to skip, where all columns in --prompt are empty.
@@ -162,7 +149,7 @@ class RequestBuilder:
         """
         if row.fields is None:
             raise BadRequest(row.fault or "The row cannot be read.")
-        template = self._template
+        template = self.template
         if template is not None and template.is_blank(row.fields):
             return None
         fields = row.fields if template is None else template.fields(row.fields)

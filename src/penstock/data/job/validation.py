@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shutil
 from collections.abc import Iterator
@@ -28,7 +27,6 @@ from penstock.data.journal.index import Index
 from penstock.data.rows.coerce import truncate
 from penstock.data.rows.input_columns import INPUTS, is_batch_line, required_input
 from penstock.data.rows.parameters import PARAMETERS
-from penstock.data.rows.template import column_of
 from penstock.data.storage.paths import StoragePath, storage_path
 from penstock.data.storage.readers import FileFormat
 from penstock.data.storage.source import InputFiles, find_input
@@ -118,17 +116,13 @@ def check_columns(spec: JobSpec, source: InputFiles) -> list[str]:
                 "columns, as in 'Summarise: {text}'."
             )
         return [name for name in there if name in PARAMETERS[spec.kind]]
-    builder = RequestBuilder(spec)
-    columns = builder.columns
-    for given in sorted(columns):
-        if (name := column_of(given, there)) in there:
-            continue
-        close = difflib.get_close_matches(name, there, 1)
-        meant = f" Did you mean {close[0]!r}?" if close else " For a brace write {{ or }}."
-        if source.format == "csv" and len(there) == 1 and any(mark in there[0] for mark in ";\t|"):
-            meant = " Columns of a CSV file are separated by commas."
-        raise ConfigError(f"{columns[given]} names the column {name!r}; the input has {have}.{meant}")
-    if rows and all(faults := [builder.template_fault(fields) for fields in rows]):
+    template = RequestBuilder(spec).template
+    assert template is not None
+    odd = source.format == "csv" and len(there) == 1 and any(mark in there[0] for mark in ";\t|")
+    hint = "Columns of a CSV file are separated by commas." if odd else ""
+    if fault := template.missing(there, hint):
+        raise ConfigError(fault)
+    if rows and all(faults := [template.fault(fields) for fields in rows]):
         raise ConfigError(f"No row goes into the text of --prompt. {faults[0]}")
     return []
 

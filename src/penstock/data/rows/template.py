@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import string
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from typing import Any
 
 import msgspec
@@ -34,6 +35,25 @@ class PromptTemplate:
             **dict.fromkeys(self._asked, "The prompt"),
         }
         self._text, self._kind, self._system, self._chat = text, kind, system, chat
+
+    def missing(self, there: Collection[str], hint: str = "") -> str | None:
+        """A sentence for a column in braces that is not `there`. hint: in place of the one that follows."""
+        for given in sorted(self.columns):
+            if (name := column_of(given, there)) in there:
+                continue
+            close = difflib.get_close_matches(name, there, 1)
+            meant = f"Did you mean {close[0]!r}?" if close else "For a brace write {{ or }}."
+            have = ", ".join(map(repr, there))
+            return f"{self.columns[given]} names the column {name!r}; the input has {have}. {hint or meant}"
+        return None
+
+    def fault(self, row: Mapping[str, Any]) -> str | None:
+        """Why no prompt can be made of it."""
+        try:
+            self.fields(row)
+        except BadRequest as error:
+            return str(error)
+        return None
 
     def is_blank(self, row: Mapping[str, Any]) -> bool:
         """Whether all columns that the prompt names are there, and empty."""
