@@ -89,13 +89,6 @@ def test_a_row_without_an_answer_is_none_and_told_once(llm: penstock.LLM):
     assert second is third is None
 
 
-def test_what_is_no_table_is_refused(llm: penstock.LLM):
-    with pytest.raises(ConfigError, match="A int is no table"):
-        llm.map(7, "{a}")
-    with pytest.raises(ConfigError, match="must name a column"):
-        llm.map([{"a": 1}], "What?")
-
-
 def test_neither_a_model_nor_a_service():
     with pytest.raises(ConfigError, match="Name a model"):
         penstock.LLM()

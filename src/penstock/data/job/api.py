@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from penstock.data.rows.coerce import to_json
 from penstock.data.rows.request import Kind
 from penstock.data.storage.paths import absolute
 from penstock.errors import BadRequest, ConfigError
+from penstock.preflight import start
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
@@ -113,6 +115,11 @@ def batch(
     )
     if (done := finished_report(continued(spec), spec, retry_failed=retry_failed)) is not None:
         return done
+    ray = sys.modules.get("ray")
+    if (
+        config is not None and address is None and not (ray and ray.is_initialized())
+    ):  # else on other machines
+        start.refuse(config)
     job = Job(
         spec,
         make_worker_pool(

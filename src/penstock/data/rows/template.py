@@ -43,7 +43,7 @@ class PromptTemplate:
                 continue
             close = difflib.get_close_matches(name, there, 1)
             meant = f"Did you mean {close[0]!r}?" if close else "For a brace write {{ or }}."
-            have = ", ".join(map(repr, there))
+            have = ", ".join(map(repr, there)) or "none"
             return f"{self.columns[given]} names the column {name!r}; the input has {have}. {hint or meant}"
         return None
 
@@ -57,7 +57,7 @@ class PromptTemplate:
 
     def is_blank(self, row: Mapping[str, Any]) -> bool:
         """Whether all columns that the prompt names are there, and empty."""
-        return all(_is_empty(row.get(column_of(name, row), row)) for name in self._asked)
+        return all(is_empty(row.get(column_of(name, row), row)) for name in self._asked)
 
     def fields(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """Raises: BadRequest when the row cannot fill it in."""
@@ -119,5 +119,6 @@ def _columns(template: str, what: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _is_empty(value: object) -> bool:
+def is_empty(value: object) -> bool:
+    """Whether it is missing, or a text of blanks."""
     return value is None or (isinstance(value, str) and not value.strip())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.config import LLMConfig, ModelLoadingConfig
+from penstock.data.rows.coerce import invalid_field
 from penstock.data.rows.input_columns import check_defaults
+from penstock.data.rows.parameters import read_parameters
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,16 +19,29 @@ if TYPE_CHECKING:
     Schema = type[BaseModel] | Mapping[str, Any]
 
 
-def model_config(model: str | None, engine_kwargs: Mapping[str, Any]) -> LLMConfig:
-    if model is None:
+def model_config(model: str | os.PathLike[str] | None, engine_kwargs: Mapping[str, Any]) -> LLMConfig:
+    """Raises: ConfigError."""
+    if not model:
         raise ConfigError("Name a model (a folder or a hub id), or the `url` of a service.")
-    where = ModelLoadingConfig(model_id=Path(model).name, model_source=model)
+    if not isinstance(cast("Any", model), str | os.PathLike):
+        raise ConfigError(f"The model is {model!r:.80}; name a folder or a hub id.")
+    source = os.fspath(model)
+    where = ModelLoadingConfig(model_id=Path(source).name, model_source=source)
     return LLMConfig(model_loading_config=where, engine_kwargs=dict(engine_kwargs))
 
 
+def refuse_engine_arguments(engine_kwargs: Mapping[str, Any]) -> None:
+    """Of a call with a `url`. Raises: ConfigError."""
+    if engine_kwargs:
+        names = ", ".join(engine_kwargs)
+        raise ConfigError(f"{names}: of an engine; with `url` the service has its own. Leave it out.")
+
+
 def with_schema(params: Mapping[str, Any], schema: Schema | None) -> dict[str, Any]:
-    """Raises: BadRequest for a name that no request has, or a value that does not fit."""
+    """Raises: BadRequest for a name that no request has, or a value that does not fit; ConfigError."""
     check_defaults(params, "generate")
+    if (number := read_parameters(params, "generate").get("n") or 1) != 1:
+        raise invalid_field("n", f"is {number}; each question has one answer here, so ask it several times")
     if schema is None:
         return dict(params)
     described = {"name": getattr(schema, "__name__", "answer"), "schema": json_schema(schema)}
@@ -33,4 +49,9 @@ def with_schema(params: Mapping[str, Any], schema: Schema | None) -> dict[str, A
 
 
 def json_schema(schema: Schema) -> Mapping[str, Any]:
-    return schema.model_json_schema() if isinstance(schema, type) else schema
+    """Raises: ConfigError."""
+    if isinstance(schema, Mapping):
+        return schema
+    if not hasattr(schema, "model_json_schema"):
+        raise ConfigError(f"The schema is {schema!r:.80}; give a Pydantic class or a JSON schema as a dict.")
+    return schema.model_json_schema()

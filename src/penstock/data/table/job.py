@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 from penstock.data.job.api import batch as run
 from penstock.data.job.report import ProgressListener, RunStats
 from penstock.data.table import frames
-from penstock.data.table.asking import json_schema, model_config, with_schema
+from penstock.data.table.asking import json_schema, model_config, refuse_engine_arguments, with_schema
 from penstock.data.table.screen import bar
 from penstock.errors import ConfigError, Unavailable
 from penstock.processes.quiet import quiet
+from penstock.temporary_folder import temporary_folder
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -48,7 +49,11 @@ def batch(
     or killed; without it nothing is kept. Other arguments as those of `LLM` and `LLM.map`.
     Raises: as `penstock.data.batch`.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    if url:
+        refuse_engine_arguments(engine_kwargs)
+    asking = with_schema(params or {}, schema)
+    folder = temporary_folder("table")
+    try:
         output = Path(folder if name is None else ".").absolute() / f"{name or 'answers'}.parquet"
         source = table
         if not isinstance(table, str | os.PathLike):
@@ -66,7 +71,7 @@ def batch(
                 api_key=api_key,
                 prompt=prompt,
                 system=system,
-                params=with_schema(params or {}, schema),
+                params=asking,
                 answer_column=answer,
                 watcher=_Watcher(shown),
             )
@@ -74,6 +79,8 @@ def batch(
             again = "Call it again to continue." if name else "With a `name` a second call continues it."
             raise Unavailable(f"The job was stopped ({report.ended}). {again}")
         answers = pq.read_table(output)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     if schema is not None:
         answers = _with_fields(answers, answer, schema)
     return frames.frame(answers, table)

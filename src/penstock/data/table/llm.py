@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import msgspec
 import uvloop
@@ -20,11 +21,12 @@ from penstock.data.execution.window import Window
 from penstock.data.results.outcome import Failure, Outcome, failed
 from penstock.data.rows.builder import build_request
 from penstock.data.rows.request import Task
-from penstock.data.rows.template import PromptTemplate
+from penstock.data.rows.template import PromptTemplate, is_empty
 from penstock.data.table import frames
-from penstock.data.table.asking import model_config, with_schema
+from penstock.data.table.asking import model_config, refuse_engine_arguments, with_schema
 from penstock.data.table.screen import bar
 from penstock.errors import BadRequest, ConfigError, Error, Unavailable
+from penstock.preflight import start
 from penstock.processes.quiet import quiet
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | None = None,
+        model: str | os.PathLike[str] | None = None,
         *,
         url: str | None = None,
         api_key: str | None = None,
@@ -61,6 +63,9 @@ class LLM:
         verbose: bool = False,
         **engine_kwargs: Any,
     ) -> None:
+        if config is not None and (model or url or engine_kwargs):
+            other = "url" if url else "model" if model else ", ".join(engine_kwargs)
+            raise ConfigError(f"{other}: not beside `config`, which says all of the engine. Leave one out.")
         if url:
             backend = _service(url, model, api_key, engine_kwargs)
         else:
@@ -101,16 +106,20 @@ class LLM:
         """An answer for each row, in their order: a list, or a Series for a DataFrame of pandas or Polars.
 
         table: rows with the columns that `prompt` and `system` name in braces; without `prompt`, a list of
-        questions or conversations. A row whose columns are empty is None. So is one that failed; one warning
-        says how many did and why.
-        schema, params: as in `ask`. Raises: ConfigError; Unavailable when nothing answers any more.
+        questions or conversations, before each of which `system` goes. A row that is empty, or whose columns
+        are, is None. So is one that failed; one warning says how many did and why.
+        schema, params: as in `ask`. Raises: ConfigError, before anything is asked; Unavailable when nothing
+        answers any more.
         """
-        template = None if prompt is None else PromptTemplate(prompt, system=system)
-        rows = list(table) if template is None else frames.rows(table)
-        blank = {number for number, row in enumerate(rows) if template and template.is_blank(row)}
+        asking = with_schema(params, schema)
+        if prompt is None:
+            rows, is_blank, ask = _with_system(frames.questions(table), system), is_empty, _asking
+        else:
+            template = PromptTemplate(prompt, system=system)
+            rows, is_blank, ask = frames.rows(table, template), template.is_blank, template.fields
+        blank = {number for number, row in enumerate(rows) if is_blank(row)}
         asked = [row for number, row in enumerate(rows) if number not in blank]
-        ask = _asking if template is None else template.fields
-        outcomes = iter(self._run(self._outcomes(asked, ask, with_schema(params, schema))))
+        outcomes = iter(self._run(self._outcomes(asked, ask, asking)))
         answers, failures = [], []
         for number in range(len(rows)):
             try:
@@ -166,18 +175,20 @@ class LLM:
         self.close()
 
 
-def _service(url: str, model: str | None, api_key: str | None, engine_kwargs: Mapping[str, Any]) -> Backend:
+def _service(
+    url: str, model: str | os.PathLike[str] | None, api_key: str | None, engine_kwargs: Mapping[str, Any]
+) -> Backend:
     from penstock.data.backends.openai_service import OpenAIService
 
-    if engine_kwargs:
-        names = ", ".join(engine_kwargs)
-        raise ConfigError(f"{names}: of an engine; with `url` the service has its own. Leave it out.")
-    return OpenAIService(url, api_key=api_key, model=model, headers={tiers.HEADER: tiers.DEFAULT})
+    refuse_engine_arguments(engine_kwargs)
+    name = None if model is None else str(model)
+    return OpenAIService(url, api_key=api_key, model=name, headers={tiers.HEADER: tiers.DEFAULT})
 
 
 def _engine(config: LLMConfig) -> Backend:
     from penstock.data.backends.in_process import in_process_engine
 
+    start.refuse(config)
     return in_process_engine(config)
 
 
@@ -200,7 +211,27 @@ def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, backend: Bac
 
 
 def _asking(question: Any) -> Mapping[str, Any]:
-    return {"messages": [{"role": "user", "content": question}] if isinstance(question, str) else question}
+    return {"messages": _messages(question)}
+
+
+def _messages(question: Any) -> Any:
+    return [{"role": "user", "content": question}] if isinstance(question, str) else question
+
+
+def _with_system(questions: list[Any], system: str | None) -> list[Any]:
+    """Conversations that begin with `system`. Raises: ConfigError where one has its own."""
+    if system is None:
+        return questions
+    before = {"role": "system", "content": system}
+    found = [question if is_empty(question) else _messages(question) for question in questions]
+    for number, messages in enumerate(found):
+        if isinstance(messages, list) and any(_is_system(one) for one in cast("list[Any]", messages)):
+            raise ConfigError(f"Row {number} has a system message of its own; leave out one of the two.")
+    return [[before, *messages] if isinstance(messages, list) else messages for messages in found]
+
+
+def _is_system(message: Any) -> bool:
+    return isinstance(message, Mapping) and cast("Any", message).get("role") in ("system", "developer")
 
 
 def _answer(outcome: Outcome, schema: Schema | None) -> Any:
