@@ -28,8 +28,14 @@ Error
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
+
+_RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?P<name>[A-Z]\w*)(?:\(\w+\))?: (?P<message>\S.*)$", re.MULTILINE)
+_OURS = re.compile(r"\bpenstock\.errors\.\w+: (?P<message>\S.*)$", re.MULTILINE)
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+_REASON_CHARS = 600
 
 
 class Error(Exception):
@@ -152,3 +158,24 @@ class ConfigError(Error, ValueError, status=400, type="invalid_request_error", c
     def __init__(self, message: str = "Invalid config.", problems: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.problems = tuple(problems)
+
+
+def reason(text: str) -> str:
+    """Why, out of what Ray, Serve and an engine wrapped around it.
+
+    The message of the last error of ours in a traceback, else of its last error, else the first line.
+    """
+    text = _COLOR.sub("", text).strip()
+    ours, raised = list(_OURS.finditer(text)), list(_RAISED.finditer(text))
+    if ours:
+        found = ours[-1]["message"]
+    elif raised:
+        found = f"{raised[-1]['name']}: {raised[-1]['message']}"
+    else:
+        found = text.partition("\n")[0] or "No reason was given."
+    return found if len(found) <= _REASON_CHARS else f"{found[:_REASON_CHARS]} ..."
+
+
+def reasons(messages: Iterable[str]) -> str:
+    """Each of them once; "" for none, and for messages that say nothing."""
+    return " ".join(dict.fromkeys(reason(message) for message in messages if message))

@@ -27,13 +27,23 @@ with run(config, port=PORT) as service:
 service.stop()
 """
 FAILS = """
+import httpx
 from penstock.serve import LLMConfig, run
 
 config = LLMConfig(model_loading_config={"model_id": "demo", "model_source": "/nowhere"})
-try:
-    run(config, port=PORT)
-except Exception as error:
-    print(type(error).__name__, error)
+good = LLMConfig(model_loading_config={"model_id": "good"}, llm_engine="sim", engine_kwargs={"reply": "here"})
+
+def changed(*models):
+    try:
+        return run(*models, port=PORT)
+    except Exception as error:
+        print(type(error).__name__, error)
+
+changed(config)
+with run(good, port=PORT) as service:
+    changed(good, config)
+    asked = {"model": "good", "prompt": "still there?"}
+    print(httpx.post(f"{service.url}/v1/completions", json=asked).json()["choices"][0]["text"])
 """
 
 
@@ -55,10 +65,14 @@ def test_a_program_serves_while_its_block_lasts_and_prints_nothing_of_others(tmp
 
 
 @pytest.mark.full
-def test_a_model_that_cannot_start_is_an_error_with_its_reason(tmp_path: Path):
+def test_a_model_that_cannot_start_is_an_error_with_its_reason_and_ends_no_service(tmp_path: Path):
     done = program(tmp_path, FAILS)
     assert done.returncode == 0, done.stderr
-    assert "/nowhere" in done.stdout
+    *failures, answer = done.stdout.splitlines()
+    why = "EngineStartFailed Model 'demo' cannot start: '/nowhere' does not exist on this node"
+    assert [one.startswith(why) for one in failures] == [True, True]
+    assert "here" in answer
+    assert done.stderr == ""
 
 
 def test_a_service_has_a_model():

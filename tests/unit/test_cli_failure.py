@@ -1,4 +1,4 @@
-from penstock.cli.process.failure import reason
+from penstock.errors import reason
 
 SERVE = """\
 The deployment failed to start 1 times in a row. This may be due to a problem with its constructor.

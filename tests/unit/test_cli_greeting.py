@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from penstock.cli.serve.greeting import base_url, greeting
+from penstock.cli.serve.greeting import greeting
 from penstock.config import GatewayConfig, LLMConfig
 
 
@@ -66,7 +66,7 @@ def test_all_models_and_the_seconds_are_named():
     ],
 )
 def test_address_is_one_that_this_machine_reaches(host: str, url: str):
-    assert base_url(GatewayConfig(host=host, port=8000)) == url
+    assert GatewayConfig(host=host, port=8000).local_url == url
 
 
 def test_open_network_is_said():

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from penstock.config import GatewayConfig, LLMConfig
-from penstock.errors import ConfigError, EngineStartFailed
+from penstock.errors import ConfigError, EngineStartFailed, reasons
 from penstock.processes.quiet import quiet
 
 _LOOK_S = 1.0
-_SHOWN_CHARS = 2_000
 
 
 class RunningService:
@@ -30,6 +29,8 @@ class RunningService:
         import ray
         from ray import serve
 
+        if not ray.is_initialized():
+            return
         with quiet():
             serve.delete(self._name)
             if self._own_ray:
@@ -66,9 +67,9 @@ def run(
 ) -> RunningService:
     """Serves these models at one OpenAI-compatible address, on a port of the gateway's own.
 
-    On the Ray cluster that this program is connected to, else on one that it starts; called again under the
-    same `name`, it changes the running service. gateway: more fields of `GatewayConfig`. blocking: whether to
-    return only at Ctrl-C.
+    On the Ray cluster that this program is connected to, else on one that it starts. Called again under the
+    same `name`, it changes the running service; where that fails, the old one goes on. gateway: more fields
+    of `GatewayConfig`. blocking: whether to return only at Ctrl-C.
     Raises: ConfigError; EngineStartFailed with the engine's reason.
     """
     if not configs:
@@ -80,40 +81,38 @@ def run(
 
     settings = GatewayConfig.model_validate({"port": port, "host": host, **gateway})
     own_ray = not ray.is_initialized()
-    with quiet(own=True):
-        if own_ray:
-            os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 costs tokens where CPUs are full
-            ray.init(include_dashboard=False, log_to_driver=False)
-        before = serve.status()
-        if not (before.proxies or before.applications):
-            serve.start(proxy_location="Disabled")  # the gateway has a port of its own
-        app = build_openai_app({"llm_configs": list(configs), "gateway": settings})
-        service = RunningService(_url(settings), name, own_ray=own_ray)
-        try:
+    service = RunningService(settings.local_url, name, own_ray=own_ray)
+    running: Mapping[str, Any] = {}
+    try:
+        with quiet(own=True):
+            if own_ray:
+                os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 costs tokens where CPUs are full
+                ray.init(include_dashboard=False, log_to_driver=False)
+            before = serve.status()
+            running = before.applications
+            if not (before.proxies or running):
+                serve.start(proxy_location="Disabled")  # the gateway has a port of its own
+            app = build_openai_app({"llm_configs": list(configs), "gateway": settings})
             serve.run(app, name=name, route_prefix=None)
-        except RuntimeError as error:  # Serve raises it for a failed deployment
-            why = _why(name) or str(error)
+    except BaseException as error:
+        why = _why(name, error)
+        if name not in running:
             service.stop()
+        if why:
             raise EngineStartFailed(why) from error
-        except BaseException:
-            service.stop()
-            raise
+        raise
     if blocking:
         print(f"Serving at {service.url}. Ctrl-C stops.", flush=True)
         service.wait()
     return service
 
 
-def _url(gateway: GatewayConfig) -> str:
-    scheme = "http" if gateway.tls is None else "https"
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(gateway.host, gateway.host)
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{gateway.port}"
-
-
-def _why(name: str) -> str:
-    """Serve's messages about each deployment; their ends have the engine's reason."""
+def _why(name: str, error: BaseException) -> str:
+    """Why its deployments have failed, where Serve says so by this error; "" for any other."""
+    import ray
     from ray import serve
 
+    if not isinstance(error, RuntimeError) or not ray.is_initialized():
+        return ""
     found = serve.status().applications.get(name)
-    messages = [status.message for status in found.deployments.values()] if found else []
-    return " ".join(message[-_SHOWN_CHARS:] for message in messages if message)
+    return reasons(one.message for one in found.deployments.values()) if found else ""

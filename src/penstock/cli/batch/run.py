@@ -22,7 +22,6 @@ from penstock.cli.models import precheck
 from penstock.cli.models.engine_arguments import read_engine_words
 from penstock.cli.models.options import ACCELERATOR_KINDS, API_KEY_NAMES, Arguments, CommandOptions, Engine
 from penstock.cli.models.plan import ServePlan, make_plan
-from penstock.cli.process.failure import reason
 from penstock.cli.process.output import Output, redirect_output
 from penstock.config import LLMConfig
 from penstock.data.backends.engine_config import engine_identity, lacks_chat_template
@@ -36,7 +35,7 @@ from penstock.data.job.validation import continued, find_job_input, finished_rep
 from penstock.data.journal.index import Index
 from penstock.data.journal.lock import is_locked
 from penstock.data.storage.paths import StoragePath
-from penstock.errors import ConfigError, EngineStartFailed, Error, SourceNotFound
+from penstock.errors import ConfigError, EngineStartFailed, Error, SourceNotFound, reason
 from penstock.processes.tree import end_descendants
 from penstock.temporary_folder import temporary_folder
 

@@ -1,8 +1,7 @@
-"""How a command fails, and why: a sentence or two out of what Ray, Serve and an engine wrapped around it."""
+"""How a command fails."""
 
 from __future__ import annotations
 
-import re
 import sys
 import tempfile
 import traceback
@@ -10,23 +9,7 @@ from typing import NoReturn, TextIO
 
 from penstock.errors import ConfigError, Error
 
-_RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?P<name>[A-Z]\w*)(?:\(\w+\))?: (?P<message>\S.*)$", re.MULTILINE)
-_OURS = re.compile(r"\bpenstock\.errors\.\w+: (?P<message>\S.*)$", re.MULTILINE)
-_COLOR = re.compile(r"\x1b\[[0-9;]*m")
-_LONGEST = 600  # characters
-
-
-def reason(text: str) -> str:
-    """The message of the last error of ours in a traceback, else of its last error, else the first line."""
-    text = _COLOR.sub("", text).strip()
-    ours, raised = list(_OURS.finditer(text)), list(_RAISED.finditer(text))
-    if ours:
-        found = ours[-1]["message"]
-    elif raised:
-        found = f"{raised[-1]['name']}: {raised[-1]['message']}"
-    else:
-        found = text.partition("\n")[0] or "No reason was given."
-    return found if len(found) <= _LONGEST else f"{found[:_LONGEST]} ..."
+_SHOWN_CHARS = 600
 
 
 def fail(command: str, error: Error, *, as_json: bool = False) -> NoReturn:
@@ -56,7 +39,7 @@ def crashed(error: BaseException, err: TextIO | None = None) -> int:
     except OSError:  # such as a full disk, perhaps the fault itself
         print(text, file=err or sys.stderr)
         where = "above"
-    what = f"{type(error).__name__}: {error}".partition("\n")[0][:_LONGEST]
+    what = f"{type(error).__name__}: {error}".partition("\n")[0][:_SHOWN_CHARS]
     print(
         f"penstock: A fault of Penstock itself ({what}). The traceback is {where}; please report it.",
         file=err or sys.stderr,

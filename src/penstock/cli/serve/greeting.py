@@ -9,19 +9,12 @@ from penstock.cli.models.options import API_KEY_NAMES
 from penstock.config import GatewayConfig, LLMConfig
 
 _QUESTION = "What is Penstock?"
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # what listens on all addresses is reached on this one
-
-
-def base_url(gateway: GatewayConfig) -> str:
-    """Where this machine reaches the gateway."""
-    host = _EVERYWHERE.get(gateway.host, gateway.host)
-    scheme = "http" if gateway.tls is None else "https"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{gateway.port}"
+_EVERYWHERE = ("0.0.0.0", "::")
 
 
 def greeting(gateway: GatewayConfig, configs: Sequence[LLMConfig], seconds: float) -> str:
     """Units: seconds since the command was started."""
-    url, key = base_url(gateway), _key_variable(gateway)
+    url, key = gateway.local_url, _key_variable(gateway)
     ids = ", ".join(config.model_id for config in configs)
     opened = "" if gateway.host not in _EVERYWHERE else f" (listening on {gateway.host}: every network)"
     return "\n\n".join(

@@ -23,12 +23,11 @@ from penstock import progress
 from penstock.cli.models.options import DEFAULT_PORT, Arguments
 from penstock.cli.models.plan import ServePlan
 from penstock.cli.process import guard
-from penstock.cli.process.failure import reason
 from penstock.cli.process.output import Output, redirect_output
 from penstock.cli.serve import started, startup
 from penstock.cli.serve.display import Display, Plain, display_on
 from penstock.cli.serve.greeting import greeting
-from penstock.errors import ConfigError, EngineStartFailed, Error
+from penstock.errors import ConfigError, EngineStartFailed, Error, reason
 from penstock.json_logs import LOG_FORMAT
 from penstock.processes.lifeline import when_ended
 from penstock.processes.tree import adopt_orphans, end_descendants

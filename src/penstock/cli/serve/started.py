@@ -17,7 +17,6 @@ from pathlib import Path
 import psutil
 
 from penstock.cli.models.plan import ServePlan
-from penstock.cli.serve.greeting import base_url
 from penstock.errors import ConfigError, Unavailable
 
 KIND = "serve"
@@ -55,7 +54,7 @@ def note(folder: Path, plan: ServePlan) -> None:
     """Notes this service, which runs below the process that guards it."""
     guard = psutil.Process(os.getppid())
     models = tuple(config.model_id for config in plan.configs)
-    started = Started(guard.pid, guard.create_time(), base_url(plan.gateway), models)
+    started = Started(guard.pid, guard.create_time(), plan.gateway.local_url, models)
     (folder / _NOTE).write_text(json.dumps(asdict(started)))
 
 

@@ -20,10 +20,8 @@ from penstock.cli.client.service import Service
 from penstock.cli.models.engine_arguments import read_engine_words
 from penstock.cli.models.options import Arguments
 from penstock.cli.models.plan import ServePlan
-from penstock.cli.process.failure import reason
-from penstock.cli.serve.greeting import base_url
 from penstock.cli.serve.ray_cluster import Cluster, cpus_needed, preprocessors
-from penstock.errors import EngineStartFailed, Unavailable
+from penstock.errors import EngineStartFailed, Unavailable, reason
 from penstock.json_logs import LOG_FORMAT
 from penstock.processes.lifeline import when_ended
 
@@ -159,7 +157,7 @@ class Steps:
 
     def _wait_until_serving(self, cluster: Cluster, plan: ServePlan) -> None:
         shown: set[str] = set()
-        gateway = Service(base_url(plan.gateway), own=True)
+        gateway = Service(plan.gateway.local_url, own=True)
         while not self._stop.wait(_LOOK_S):
             status, messages = cluster.state(self._name)
             for message in messages:

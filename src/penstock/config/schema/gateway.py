@@ -13,6 +13,7 @@ from penstock.config.schema.strict import RootConfig, StrictModel, optional, set
 from penstock.config.schema.tenants import KeyConfig, Name, TenantConfig
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
+_REACHED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # what listens on all addresses is reached on this one
 
 
 def _secret(value: object) -> object:
@@ -130,6 +131,13 @@ class GatewayConfig(RootConfig):
                 "admin_key must differ from api_key: with one key every client is an administrator."
             )
         return self
+
+    @property
+    def local_url(self) -> str:
+        """Where this machine reaches the gateway's own port."""
+        host = _REACHED.get(self.host, self.host)
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
     def keyed(self) -> bool:

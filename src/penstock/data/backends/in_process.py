@@ -11,7 +11,8 @@ import asyncio
 import logging
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -188,14 +189,13 @@ class StartedEngine:
     @classmethod
     async def start(cls, config: LLMConfig, progress: Progress) -> StartedEngine:
         """Raises: EngineStartFailed, also after `engine_start_timeout_s`; ConfigError for a hook."""
-        if ray.is_initialized():  # or vLLM workers that are Ray actors would start another cluster
-            os.environ.setdefault("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
         before, after = make_hook(config, PREPROCESSOR), make_hook(config, POSTPROCESSOR)
         engine = engine_class(config)(config)
         adapters = None
         if config.lora_config is not None:
             adapters = Store(engine, Source(config, downloader(config.lora_config)))
-        await start_engine(engine, config, adapters, progress)
+        with _cluster_named():
+            await start_engine(engine, config, adapters, progress)
         app = stacked(engine, config, adapters=adapters, preprocessor=before, postprocessor=after)
         hooked = before is not None or after is not None
         direct = engine if isinstance(engine, DirectResponder) and not hooked else None
@@ -205,6 +205,22 @@ class StartedEngine:
         if self.adapters is not None:
             await self.adapters.stop()
         await self.engine.stop()
+
+
+@contextmanager
+def _cluster_named() -> Generator[None]:
+    """Names the cluster to the block's processes: an engine's workers on Ray would start another one.
+
+    Not longer: the process may be a user's program, whose next `ray.init()` would look for this cluster.
+    """
+    if not ray.is_initialized() or "RAY_ADDRESS" in os.environ:
+        yield
+        return
+    os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+    try:
+        yield
+    finally:
+        os.environ.pop("RAY_ADDRESS", None)
 
 
 def in_process_engine(config: LLMConfig) -> InProcessEngine:

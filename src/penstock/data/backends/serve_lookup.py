@@ -17,10 +17,9 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatusOverview
 
 from penstock.config.derive.serve_options import NAME_PREFIX
-from penstock.errors import ConfigError, EngineStartFailed, Unavailable
+from penstock.errors import ConfigError, EngineStartFailed, Unavailable, reason
 
 _START_FAILED = "REPLICA_STARTUP_FAILED"
-_SHOWN_CHARS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class FoundDeployment:
         if status is not None and (
             status.status == "DEPLOY_FAILED" or status.status_trigger == _START_FAILED
         ):
-            raise EngineStartFailed(f"{self} cannot start: {status.message[:_SHOWN_CHARS]}")
+            raise EngineStartFailed(f"{self} cannot start: {reason(status.message)}")
 
 
 def find_deployment(app: str, name: str | None = None) -> FoundDeployment:

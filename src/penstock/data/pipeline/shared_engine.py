@@ -15,9 +15,7 @@ from ray import serve
 from ray.serve import Application
 
 from penstock.data.backends import serve_lookup
-from penstock.errors import ConfigError, EngineStartFailed
-
-_SHOWN_CHARS = 2_000
+from penstock.errors import ConfigError, EngineStartFailed, reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class SharedEngine:
         self._deployed = False
 
     def start(self) -> DeploymentNames:
-        """Raises: ConfigError when the name is taken; EngineStartFailed with Serve's reason."""
+        """Raises: ConfigError when the name is taken; EngineStartFailed with the engine's reason."""
         if not ray.is_initialized():
             ray.init(log_to_driver=False)
         before = serve.status()
@@ -64,7 +62,8 @@ class SharedEngine:
             serve.run(self._application, name=self.app_name, route_prefix=None)
             found = serve_lookup.find_deployment(self.app_name)
         except RuntimeError as error:  # Serve raises it for a failed deployment
-            why = self._why() or str(error)
+            started = serve.status().applications[self.app_name].deployments.values()
+            why = reasons(one.message for one in started) or str(error)
             self.stop()
             raise EngineStartFailed(f"Application '{self.app_name}' cannot start: {why}") from error
         except BaseException:
@@ -80,12 +79,6 @@ class SharedEngine:
         serve.delete(self.app_name)
         if self._began_serve and not serve.status().applications:
             serve.shutdown()
-
-    def _why(self) -> str:
-        """Serve's messages about each deployment; their ends have the engine's reason."""
-        found = serve.status().applications.get(self.app_name)
-        messages = [status.message for status in found.deployments.values()] if found else []
-        return " ".join(message[-_SHOWN_CHARS:] for message in messages if message)
 
     def __enter__(self) -> DeploymentNames:
         return self.start()

@@ -134,8 +134,8 @@ class OpenStream:
             log.info("the stream of request %s does not go on (%s): %s", self.id, lost, why)
         if lost == "deaths":
             return EngineDead(
-                f"{self.deaths} replicas failed while they worked on this request; it is not tried again. Do "
-                "not send it again: it may be what ends them.",
+                f"{self.deaths} replicas failed while they worked on this request; it is not tried again. It "
+                "may be what ends them: look into their logs before you send it again.",
                 should_retry="false",
             )
         return EngineDead(
