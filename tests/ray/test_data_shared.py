@@ -1,10 +1,14 @@
 """Stages that share one deployment: a model's, by requests and by methods, and anybody's."""
 
+import os
+
 import pytest
 import ray
 from tests.ray.zoo import APP, FAST
 
+from penstock.config import LLMConfig
 from penstock.data import ServeDeploymentProcessorConfig, build_processor
+from penstock.data.backends.in_process import StartedEngine
 from penstock.serve.openai_api_models import ChatCompletionRequest
 
 pytestmark = pytest.mark.parity("D4")
@@ -105,3 +109,15 @@ def test_any_deployment_and_any_method_of_it(toy):
     assert rows[0]["result"] == 4
     assert (rows[1]["sum"], rows[1]["product"]) == (5, 6)
     assert "TypeError" in rows[2]["error"]["message"]
+
+
+async def test_an_engine_in_a_program_names_the_cluster_to_its_own_processes_alone(
+    serve_url: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    named: list[str | None] = []
+    model = LLMConfig(model_loading_config={"model_id": "sim"}, llm_engine="sim")
+    engine = await StartedEngine.start(model, lambda _phase: named.append(os.environ.get("RAY_ADDRESS")))
+    await engine.stop()
+    assert set(named) == {ray.get_runtime_context().gcs_address}
+    assert "RAY_ADDRESS" not in os.environ
