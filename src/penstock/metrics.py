@@ -247,6 +247,14 @@ class GatewayMetrics:
             self._models[model_id] = ModelMetrics(self.requests, self.picks, self.tiers, model_id)
         return self._models[model_id]
 
+    def forget(self, model_id: str) -> None:
+        """Shows the state of a model no longer. What was counted of it stays."""
+        for gauge in (
+            *(self.open, self.queued, self.batch_queued, self.batch, self.batch_limit, self.batch_requeued),
+            *(self.ready, self.wanted, self.adapters),
+        ):
+            gauge.remove(model_id)
+
     def figures(self) -> GatewayFigures:
         """What this gateway alone knows: all but what it sees of replicas, as every gateway does."""
         found = GatewayFigures()

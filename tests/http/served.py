@@ -223,7 +223,7 @@ class Served:
 
     def line(self, model_id: str) -> AdmissionQueue:
         """Where requests of the model wait."""
-        return self._gateway._dispatch._queues[model_id]
+        return self._gateway._dispatch._served[model_id].queue
 
     @property
     def url(self) -> str:

@@ -3,7 +3,7 @@ test_update_more.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import httpx
@@ -27,27 +27,35 @@ async def test_no_request_is_lost_and_no_stream_broken(url: str):
     await no_request_is_lost(url, (2, 1), gateways=2)
 
 
-def test_only_what_changed_restarts(url: str):
-    first = deployed(url, a={}, b={})
-    assert deployed(url, a={}, b={}) == first
-    models = {"a": {"aliases": ["x"]}, "b": {"engine_kwargs": {"reply": "b says"}}}
-    second = deployed(url, **models)
-    assert differing(first, second) == {"LLMRouter", "LLMServer:b"}
-    asked = {"model": "x", "prompt": "hello"}
-    assert httpx.post(f"{url}/v1/completions", json=asked).json()["model"] == "x"
-    call = serve.get_deployment_handle("LLMServer:a", APP).options(stream=True).completions.remote(asked)
-    assert [one.model for one in call] == ["x"]
-    control = serve.get_deployment_handle("LLMControl", APP)
-    assert control.perform.remote("pause", model="a").result()["ok"]
+def test_only_what_changed_restarts(url: str, tmp_path: Path):
+    """An alias, a limit, an option of the gateway's, a model more, a model less restart no other process."""
+    first = deployed(url, tmp_path, a={}, b={})
+    assert deployed(url, tmp_path, a={}, b={}) == first
+    with httpx.Client(base_url=url) as kept:  # one connection, to one gateway
+        models = {"a": {"aliases": ["x"]}, "b": {"engine_kwargs": {"reply": "b says"}}}
+        second = deployed(url, tmp_path, **models)
+        assert differing(first, second) == {"LLMServer:b"}
+        asked = {"model": "x", "prompt": "hello"}
+        assert kept.post("/v1/completions", json=asked).json()["model"] == "x"
+        call = serve.get_deployment_handle("LLMServer:a", APP).options(stream=True).completions.remote(asked)
+        assert [one.model for one in call] == ["x"]
+        control = serve.get_deployment_handle("LLMControl", APP)
+        assert control.perform.remote("pause", model="a").result()["ok"]
 
-    models["a"] |= {"deployment_config": {"num_replicas": 2}}
-    third = deployed(url, c={}, **models)
-    assert differing(second, third) == {"LLMRouter", "LLMControl", "LLMServer:a", "LLMServer:c"}
-    assert second["LLMServer:a"] < third["LLMServer:a"]
-    wait_until(lambda: control.status.remote("a").result()["a"]["desired"]["state"] == "paused")
-    last = deployed(url, **models)
-    assert differing(third, last) == {"LLMRouter", "LLMControl", "LLMServer:c"}
-    assert set(control.status.remote().result()) == {"a", "b"}
+        models["a"] |= {"deployment_config": {"num_replicas": 2, "max_queued_requests": 5}}
+        third = deployed(url, tmp_path, {"max_body_bytes": 1000}, c={}, **models)
+        assert differing(second, third) == {"LLMServer:a", "LLMServer:c"}
+        assert second["LLMServer:a"] < third["LLMServer:a"]
+        wait_until(lambda: control.status.remote("a").result()["a"]["desired"]["state"] == "paused")
+        wait_until(lambda: kept.post("/v1/completions", json=asked | {"model": "c"}).status_code == 200)
+        assert kept.post("/v1/completions", json={"model": "c", "prompt": 1000 * "a"}).status_code == 413
+
+        last = deployed(url, tmp_path, **models)
+        assert differing(third, last) == {"LLMServer:c"}
+        assert kept.post("/v1/completions", json=asked | {"model": "c"}).status_code == 404
+        assert [one["id"] for one in kept.get("/v1/models").json()["data"]] == ["a", "x", "b"]
+        wait_until(lambda: set(control.status.remote().result()) == {"a", "b"})
+        assert kept.post("/v1/completions", json={"model": "b", "prompt": 1000 * "a"}).status_code == 200
 
 
 def test_a_model_that_could_not_start_is_tried_again(url: str, tmp_path: Path):
@@ -57,22 +65,26 @@ def test_a_model_that_could_not_start_is_tried_again(url: str, tmp_path: Path):
         "deployment_config": {"max_constructor_retry_count": 1},
     }
     with pytest.raises(RuntimeError):
-        deployed(url, a=given)
+        deployed(url, tmp_path, a=given)
     (tmp_path / "file").touch()
-    assert deployed(url, a=given)["LLMServer:a"]
+    assert deployed(url, tmp_path, a=given)["LLMServer:a"]
 
 
-def deployed(url: str, **models: dict[str, object]) -> dict[str, set[int]]:
+def deployed(
+    url: str, storage: Path, options: Mapping[str, object] | None = None, **models: dict[str, object]
+) -> dict[str, set[int]]:
     """Deploys them; returns the processes of each deployment once none of an earlier one is left."""
     configs = [
         LLMConfig(model_loading_config={"model_id": name}, llm_engine="sim", **given)
         for name, given in models.items()
     ]
-    gateway = {"port": httpx.URL(url).port}
-    serve.run(build_openai_app({"llm_configs": configs, "gateway": gateway}), name=APP, route_prefix=None)
+    gateway = {"port": httpx.URL(url).port, **(options or {})}
+    given = {"llm_configs": configs, "gateway": gateway, "jobs": {"storage": str(storage)}}
+    serve.run(build_openai_app(given), name=APP, route_prefix=None)
+    assert httpx.get(f"{url}/v1/files", timeout=30).status_code == 200  # which starts the process of jobs
     replicas = {f"LLMServer:{config.model_id}": config.deployment_config for config in configs}
     wanted = {name: options.get("num_replicas", 1) for name, options in replicas.items()}
-    wanted |= {"LLMRouter": 1, "LLMControl": 1}
+    wanted |= {"LLMRouter": 1, "LLMControl": 1, "LLMJobs": 1}
     wait_until(lambda: {name: len(pids) for name, pids in running().items()} == wanted)
     return running()
 

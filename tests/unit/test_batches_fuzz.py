@@ -131,7 +131,6 @@ class Deployment:
         self.models, self.engines = models, "work"
         self.fleet = replicas.Fleet("app", {}, self.resolve)
         self.fleet._sets = {model: Replicas(model, self) for model in models}  # pyright: ignore[reportAttributeAccessIssue]
-        self.fleet._starting = {model: asyncio.Lock() for model in models}
         self.jobs = JobService(JobsConfig(), url, self.resolve, self.fleet.pool)
         self.app = make_app(self.jobs)
 

@@ -333,7 +333,7 @@ def test_gateway_processes_are_replicas_of_its_deployment(given: dict[str, objec
     made = LLMRouter.as_deployment(given).bind([model], GatewayConfig(processes=2))._bound_deployment
     scaling = made._deployment_config.autoscaling_config
     assert (scaling.max_replicas if scaling else made.num_replicas) == processes
-    assert made.init_kwargs["gateway"].processes == processes
+    assert made.init_kwargs["live"].gateway.processes == processes
 
 
 def test_serve_takes_silent_processes_without_an_engine_for_dead_after_6_s():

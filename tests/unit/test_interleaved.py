@@ -225,7 +225,7 @@ async def waking(start: Start) -> None:
     links: Any = None
     dispatch = Dispatch([ServedModel("m", 1)], table, links, "g", 300.0, partial(LLMRouter._wake, router))
     table.watch(lambda _: None, lambda _: None, dispatch.offer)
-    queue = dispatch._queues["m"]
+    queue = dispatch._served["m"].queue
 
     async def request() -> str:
         lease = await queue.acquire(RoutingRequest(tokens=9), Tried(), Timing())

@@ -12,11 +12,13 @@ from ray import serve
 from ray.serve import Application, Deployment
 
 from penstock.config import GatewayConfig, LLMConfig
+from penstock.config.schema.jobs import JobsConfig
+from penstock.errors import ConfigError
 from penstock.serve import LLMRouter, LLMServer, build_openai_app
 from penstock.serve.replica import version
 from penstock.serve.replica.version import versioned
 
-A, B, CONTROL, ROUTER = "LLMServer:a", "LLMServer:b", "LLMControl", "LLMRouter"
+A, B, CONTROL, ROUTER, JOBS = "LLMServer:a", "LLMServer:b", "LLMControl", "LLMRouter", "LLMJobs"
 
 
 def model(name: str, **given: Any) -> LLMConfig:
@@ -32,13 +34,24 @@ def deployments(value: Any) -> dict[str, Deployment]:
     return {name: one for part in parts for name, one in deployments(part).items()}
 
 
+def made(*models: LLMConfig, jobs: bool = False, **gateway: Any) -> dict[str, Deployment]:
+    config = JobsConfig() if jobs else None
+    return deployments(LLMRouter.as_deployment().bind(models, GatewayConfig(**gateway), jobs=config))
+
+
 def versions(*models: LLMConfig, **gateway: Any) -> dict[str, str | None]:
-    application = LLMRouter.as_deployment().bind(models, GatewayConfig(**gateway))
-    return {name: one.version for name, one in deployments(application).items()}
+    return {name: one.version for name, one in made(*models, **gateway).items()}
+
+
+def told(*models: LLMConfig, **gateway: Any) -> list[Any]:
+    """What Serve passes on to processes that run."""
+    found = made(*models, jobs=True, **gateway)
+    return [found[name].user_config for name in (ROUTER, JOBS)]
 
 
 def changed(*models: LLMConfig, **gateway: Any) -> set[str]:
-    before, after = versions(model("a"), model("b")), versions(*models, **gateway)
+    before = versions(model("a"), model("b"), jobs=True)
+    after = versions(*models, **{"jobs": True, **gateway})
     return {name for name in before | after if before.get(name) != after.get(name)}
 
 
@@ -60,8 +73,10 @@ def test_the_same_fleet_has_the_same_versions():
         {"deployment_config": {"max_ongoing_requests": 5}},
     ],
 )
-def test_what_only_gateways_read_restarts_no_engine(given: dict[str, Any]):
-    assert changed(model("a", **given), model("b")) == {ROUTER}
+def test_what_only_gateways_read_restarts_nothing_and_is_told(given: dict[str, Any]):
+    assert changed(model("a", **given), model("b")) == set()
+    for before, now in zip(told(model("a"), model("b")), told(model("a", **given), model("b")), strict=True):
+        assert before != now
 
 
 @pytest.mark.parametrize(
@@ -97,14 +112,59 @@ def test_an_engines_own_config_restarts_only_that_one(given: dict[str, Any]):
     assert changed(model("a", **given), model("b")) == {A}
 
 
-def test_the_gateways_config_restarts_the_gateway_alone():
-    assert changed(model("a"), model("b"), request_timeout_s=5) == {ROUTER}
-    assert changed(model("a"), model("b"), api_key="k") == {ROUTER}
+LIVE: dict[str, Any] = {
+    "cors": {"origins": ["https://example.org"]},
+    "keys_file": "keys.yaml",
+    "tenants": {"t": {"limits": {"requests_per_minute": 5}}},
+    "priority_tier": True,
+    "default_model": "b",
+    "wait_for_replica_s": 7,
+    "request_timeout_s": 5,
+    "max_body_bytes": 1 << 20,
+    "max_bodies_bytes": 2 << 30,
+    "max_connections_per_address": 9,
+}
 
 
-def test_a_model_more_or_less_restarts_gateway_and_control():
-    assert changed(model("a"), model("b"), model("c")) == {ROUTER, CONTROL, "LLMServer:c"}
-    assert changed(model("a")) == {ROUTER, CONTROL, B}
+@pytest.mark.parametrize("name", LIVE)
+def test_what_a_gateway_takes_over_restarts_nothing_and_is_told(name: str):
+    assert changed(model("a"), model("b"), **{name: LIVE[name]}) == set()
+    assert told(model("a"), model("b")) != told(model("a"), model("b"), **{name: LIVE[name]})
+
+
+def test_a_process_keeps_what_it_started_with_and_serve_is_told_no_secret():
+    for given in ({"api_key": "the-key"}, {"admin_key": "the-key"}, {"port": 8001}, {"log_format": "json"}):
+        restarted = changed(model("a"), model("b"), **given)
+        assert {ROUTER, JOBS} <= restarted
+        assert CONTROL not in restarted
+        assert "the-key" not in str(told(model("a"), model("b"), **given))
+
+
+def test_jobs_more_or_less_restart_the_gateway_alone():
+    assert changed(model("a"), model("b"), jobs=False) == {ROUTER, JOBS}
+
+
+def test_a_model_more_or_less_restarts_no_other_process():
+    assert changed(model("a"), model("b"), model("c")) == {"LLMServer:c"}
+    assert changed(model("a")) == {B}
+
+
+def test_a_wrong_config_of_the_gateway_is_refused_before_it_is_told():
+    with pytest.raises(ConfigError, match="default model 'x' is none of"):
+        made(model("a"), default_model="x")
+
+
+class Reconfigured(LLMRouter):
+    """Has a `user_config` of its own."""
+
+
+def test_a_user_config_of_the_users_own_is_kept_and_changes_restart_that_gateway():
+    def bound(*models: LLMConfig) -> Deployment:
+        own = {"user_config": {"own": 1}}
+        return deployments(Reconfigured.as_deployment(own).bind(models))[ROUTER]
+
+    assert bound(model("a")).user_config == {"own": 1}
+    assert bound(model("a")).version != bound(model("a", aliases=["x"])).version
 
 
 def test_engines_get_nothing_of_the_gateways():
@@ -160,9 +220,9 @@ def test_replicas_that_send_prompts_to_prefill_replicas_restart_as_gateways_do()
         return {name for name in made[0] if made[0][name].version != made[1][name].version}
 
     common = {"model_loading_config": {"model_id": "a"}, "accelerator_config": {"kind": "cpu"}, "prefill": {}}
-    assert changed(aliases=["x"]) == {ROUTER}
+    assert changed(aliases=["x"]) == set()
     assert changed(deployment_config={"num_replicas": 2}) == set()
-    assert changed(routing_policy="round_robin") == {ROUTER, A}
+    assert changed(routing_policy="round_robin") == {A}
 
 
 def test_a_build_asks_serve_once_for_what_has_failed(monkeypatch: pytest.MonkeyPatch):

@@ -51,11 +51,15 @@ class BatchStore:
     """progress: requests that are completed and failed, of batches that have more of them than is stored."""
 
     def __init__(
-        self, config: JobsConfig, storage: JobStorage, files: FileStore, own_endpoints: Collection[str]
+        self,
+        config: JobsConfig,
+        storage: JobStorage,
+        files: FileStore,
+        own_endpoints: Callable[[], Collection[str]],
     ) -> None:
         """own_endpoints: of users' server classes, which batches may ask, too."""
         self._config, self._storage, self._files = config, storage, files
-        self._endpoints = (*ENDPOINTS, *own_endpoints)
+        self._own_endpoints = own_endpoints
         self._records: dict[str, BatchRecord] = {}
         self._creating: list[BatchRecord] = []
         self._writing = asyncio.Lock()
@@ -108,7 +112,7 @@ class BatchStore:
 
     async def create(self, content: bytes, owner: Owner | None = None) -> BatchRecord:
         """Raises: BadRequest, Forbidden, NotFound, TooLarge, StorageFull, Unavailable."""
-        asked = _read(content, self._endpoints)
+        asked = _read(content, (*ENDPOINTS, *self._own_endpoints()))
         file = self._files.get(asked.input_file_id, owner)
         if owner is not None:
             owner.check_endpoint(asked.endpoint)

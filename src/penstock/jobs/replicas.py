@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -29,6 +29,7 @@ _HUNGRY_S = 0.1
 """A batch that got no slot for so long does not want any: the window of one that does asks every 5 ms."""
 
 _ROWS_WITHOUT_MODEL = 8
+_LOOK_S = 0.5
 
 
 class Fleet:
@@ -36,10 +37,32 @@ class Fleet:
 
     def __init__(self, app_name: str, deployments: Mapping[str, str], resolve: Resolve) -> None:
         """deployments: their names, by model id."""
+        self._app_name = app_name
+        self._deployments = dict(deployments)
         self._sets = {model: ReplicaSet(app_name, name) for model, name in deployments.items()}
-        self._starting = {model: asyncio.Lock() for model in deployments}
+        self._starting = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._resolve = resolve
+        self._leaving: set[asyncio.Task[None]] = set()
         self.views: set[_View] = set()
+        self.open = Counter[ReplicaSet]()
+        """Rows in flight."""
+
+    def follow(self, deployments: Mapping[str, str]) -> None:
+        """From now on there are these; rows in flight to others end. Batches find what a row needs."""
+        before, self._deployments = self._deployments, dict(deployments)
+        gone = [self._sets.pop(model) for model, name in before.items() if deployments.get(model) != name]
+        for model in deployments.keys() - self._sets.keys():
+            self._sets[model] = ReplicaSet(self._app_name, deployments[model])
+        for view in self.views:
+            view.forget(self._sets)
+        for one in gone:
+            self._leaving.add(task := asyncio.create_task(self._leave(one)))
+            task.add_done_callback(self._leaving.discard)
+
+    async def _leave(self, replicas: ReplicaSet) -> None:
+        while self.open[replicas]:  # noqa: ASYNC110 - it is rare
+            await asyncio.sleep(_LOOK_S)
+        await replicas.stop()
 
     def pool(self, models: Sequence[str], standing: Standing) -> WorkerPool:
         """For one batch, whose rows named these models; those that are not served any more are left out."""
@@ -48,14 +71,18 @@ class Fleet:
 
     async def start(self, model: str, progress: Progress) -> ReplicaSet:
         """Finds a model's replicas, once for all batches. Raises: Unavailable, EngineStartFailed."""
+        if (replicas := self._sets.get(model)) is None:
+            raise Unavailable(f"The model '{model}' has just been removed.")
         async with self._starting[model]:
             try:
-                await self._sets[model].start(progress)
+                await replicas.start(progress)
             except ConfigError as error:  # it is of our application, which is still being deployed
                 raise Unavailable(str(error)) from error
-        return self._sets[model]
+        return replicas
 
     async def close(self) -> None:
+        for task in self._leaving:
+            task.cancel()
         await asyncio.gather(*(one.stop() for one in self._sets.values()))
 
     def resolve(self, request: RowRequest) -> tuple[str, RowRequest]:
@@ -67,7 +94,8 @@ class Fleet:
     def free_slots(self, model: str) -> int:
         """How many more requests the model's replicas take now, from all batches together."""
         claimed = sum(view.claimed_of(model) for view in self.views)
-        return self._sets[model].available_slots(claimed)
+        replicas = self._sets.get(model)
+        return replicas.available_slots(claimed) if replicas is not None else 0
 
     def share(self, model: str, view: _View) -> int:
         """Slots of one model for a batch: its share while others wait, else all that are free."""
@@ -92,24 +120,31 @@ class _View:
         await asyncio.gather(*(self._start(model, progress) for model in self._models))
         self._fleet.views.add(self)
 
-    async def _start(self, model: str, progress: Progress = no_progress) -> None:
-        self._sets[model] = await self._fleet.start(model, progress)
+    async def _start(self, model: str, progress: Progress = no_progress) -> ReplicaSet:
+        found = self._sets[model] = await self._fleet.start(model, progress)
+        return found
 
     async def stop(self) -> None:
         self._fleet.views.discard(self)
+
+    def forget(self, there: Mapping[str, ReplicaSet]) -> None:
+        """Keeps only those of its replicas that are still there."""
+        self._sets = {model: one for model, one in self._sets.items() if there.get(model) is one}
 
     async def send(self, request: RowRequest) -> Response:
         try:
             model, named = self._fleet.resolve(request)
         except Error as error:
             return Response(error.status, form(request.path).envelope(error))
-        if model not in self._sets:  # the default model, or an alias, was another one when the batch began
-            await self._start(model)
+        # the default model, or an alias, may have been another one when the batch began
+        replicas = self._sets.get(model) or await self._start(model)
         self._sending[model] += 1
+        self._fleet.open[replicas] += 1
         try:
-            return await self._sets[model].send(named)
+            return await replicas.send(named)
         finally:
             self._sending[model] -= 1
+            self._fleet.open[replicas] -= 1
 
     def available_slots(self, in_flight: int) -> int:
         self._claimed = in_flight

@@ -53,17 +53,18 @@ class JobService:
 
         Raises: Unavailable for a URL without a client.
         """
-        own = own_endpoints or {}
+        self.own_endpoints, self.line_bytes = own_endpoints or {}, line_bytes
         self.storage = JobStorage(url)
         self.files = FileStore(config, self.storage)
-        self.batches = BatchStore(config, self.storage, self.files, own)
+        self.batches = BatchStore(config, self.storage, self.files, lambda: self.own_endpoints)
         self.turns = TurnQueue(_RUNNING)
 
         def check(at: StoragePath, record: BatchRecord) -> CheckedInput:
             find, endpoint = resolve, record.endpoint
             if record.may_name is not None and resolve_only is not None:
                 find = resolve_only(record.may_name)
-            return check_input(at, endpoint, find, config, line_bytes, own.get(endpoint))
+            having = self.own_endpoints.get(endpoint)
+            return check_input(at, endpoint, find, config, self.line_bytes, having)
 
         self._context = BatchContext(
             self.storage, self.files, self.batches, make_pool, check, self.turns, asyncio.Semaphore(1), count

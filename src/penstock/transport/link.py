@@ -20,6 +20,7 @@ from penstock import __version__, tiers
 from penstock.transport.connection import ReplicaConnection
 
 PATH = "/_penstock/link"
+ALIASES_PATH = "/_penstock/aliases"  # GET: tells the replica the names in `ALIASES`
 ADAPTERS_PATH = "/_penstock/adapters"  # GET: names of the adapters that a request may name, as a JSON list
 BEAT_S = 1.0  # a report at least this often
 COALESCE_S = 0.1  # and at most this often, unless the state changes
@@ -31,7 +32,7 @@ _LOOKS = 5  # in that time
 SECRET = b"x-penstock-secret"
 GATEWAY = b"x-penstock-gateway"
 ADAPTER = b"x-penstock-adapter"  # on a request: the adapter's name, URL-quoted; absent for the base model
-ALIASES = b"x-penstock-aliases"  # on the request for a link: the model's, each URL-quoted, by commas
+ALIASES = b"x-penstock-aliases"  # on any request of Penstock itself: the model's, each URL-quoted, by commas
 TIER = tiers.HEADER.encode()  # on a request: its class of work; absent for `default`
 TENANT = b"x-penstock-tenant"  # on a request: what the ids of stored responses say of their tenant
 OWNER = b"x-penstock-owner"  # on a request for files and batches: whose they are, and what may be in them
@@ -105,6 +106,12 @@ def request_head(
     return b"%b %b HTTP/1.1\r\n%b\r\n" % (method.encode(), path.encode(), b"".join(lines))
 
 
+def aliases_field(aliases: Iterable[str]) -> tuple[bytes, bytes] | None:
+    """The field that tells a replica names of its model; None without any."""
+    quoted = ",".join(quote(alias, safe="") for alias in aliases).encode()
+    return (ALIASES, quoted) if quoted else None
+
+
 def line(message: Message) -> bytes:
     """One line of the link."""
     return _encode(message) + b"\n"
@@ -122,9 +129,7 @@ async def listen(
     aliases: names that the replica takes for its model from now on, beside those that it knows.
     Raises: ConnectionError at its end, TimeoutError after silence, msgspec.DecodeError for an invalid line.
     """
-    quoted = ",".join(quote(alias, safe="") for alias in aliases).encode()
-    more = (ALIASES, quoted) if quoted else None
-    connection.request(request_head("GET", PATH, secret, gateway_id, more))
+    connection.request(request_head("GET", PATH, secret, gateway_id, aliases_field(aliases)))
     await read_lines(partial(read, connection), lambda text: received(_decode(text)), SILENCE_S)
     raise ConnectionResetError("the replica ended the link")
 

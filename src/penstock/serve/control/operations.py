@@ -24,7 +24,7 @@ class Sleep(msgspec.Struct, forbid_unknown_fields=True):
     mode: Literal["wait", "abort"] = "wait"
 
 
-class _WakeUp(msgspec.Struct, forbid_unknown_fields=True):
+class WakeUp(msgspec.Struct, forbid_unknown_fields=True):
     tags: list[Literal["weights", "kv_cache"]] | None = None
 
 
@@ -50,7 +50,7 @@ class _CollectiveRpc(msgspec.Struct, forbid_unknown_fields=True):
 
 _ARGUMENTS: dict[str, type[msgspec.Struct]] = {
     "sleep": Sleep,
-    "wakeup": _WakeUp,
+    "wakeup": WakeUp,
     "pause": _Pause,
     "resume": _NoArguments,
     "update_weights": Weights,

@@ -16,7 +16,7 @@ from typing import Any
 from penstock.errors import Unavailable
 from penstock.serve.control.desired import DesiredStates
 from penstock.serve.control.followers import Followers
-from penstock.serve.control.operations import Sleep
+from penstock.serve.control.operations import Sleep, WakeUp
 from penstock.serve.control.state import ReplicaStatus, SharingGroup
 
 log = logging.getLogger(__name__)
@@ -36,11 +36,17 @@ class TimeSharing:
     _used: dict[str, float] = field(default_factory=dict[str, float])
 
     def hear(self, status: ReplicaStatus) -> None:
-        """A replica's report. A model that is new to its group starts asleep when the group is full."""
+        """A replica's report. A model that is new to its group starts asleep when the group is full; one that
+        has left its group is woken up, as no request would do it.
+        """
         model, group = status.model, status.group
-        if group is None or model in self._models:
+        if group is None:
+            if self._models.pop(model, None) is not None and self._desired.get(model).sleep:
+                self._desired.change(model, "", "wakeup", WakeUp())
             return
         self._groups[group.name] = group
+        if self._models.get(model) == group.name:
+            return
         awake = self._awake(group.name)
         self._models[model] = group.name
         if status.actual == "starting" and not status.desired.version and len(awake) >= group.max_awake:

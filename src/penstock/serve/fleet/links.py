@@ -23,6 +23,7 @@ _RETRY_FIRST_S, _RETRY_MOST_S = 0.05, 1.0
 _ASK_AGAIN_S = 10.0  # while a replica on another node refuses connections
 _MOST_BYTES = 8 << 20  # of a response that is read whole
 _SHOWN_BYTES = 500
+_ANNOUNCE_S = 1.0
 _ASK_LIMIT_S = 30.0  # for all replicas to answer
 _ASK_GAP_S = 1.0  # between two calls to the replicas of one model
 
@@ -67,15 +68,37 @@ class ReplicaLinks:
         """Its connections; None once it has left."""
         return self._pools.get(replica)
 
-    async def get(self, replica: Replica, path: str, limit_s: float) -> bytes:
-        """The body of the replica's response to GET `path`.
+    async def announce(self, aliases: Mapping[str, Sequence[str]]) -> None:
+        """Has replicas take these names for their models, beside those that they know: returns when they do.
+
+        A replica that does not answer in time is told with its next link.
+        """
+        before, self._aliases = self._aliases, aliases
+        await asyncio.gather(
+            *(
+                self._announce(replica, names)
+                for replica in self._table
+                if set(names := aliases.get(replica.model_id, ())) - set(before.get(replica.model_id, ()))
+            )
+        )
+
+    async def _announce(self, replica: Replica, names: Sequence[str]) -> None:
+        try:
+            await self.get(replica, link.ALIASES_PATH, _ANNOUNCE_S, link.aliases_field(names))
+        except (OSError, TimeoutError) as error:
+            log.warning("%s was not told the aliases %s: %s", replica.id, ", ".join(names), error)
+
+    async def get(
+        self, replica: Replica, path: str, limit_s: float, field: tuple[bytes, bytes] | None = None
+    ) -> bytes:
+        """The body of the replica's response to GET `path`. field: one more of the request's header.
 
         Raises: OSError, also when it has left or its status is not 200; TimeoutError.
         """
         pool = self._pools.get(replica)
         if pool is None:
             raise ConnectionAbortedError("it has left")
-        head = link.request_head("GET", path, replica.address.secret, self._gateway_id)
+        head = link.request_head("GET", path, replica.address.secret, self._gateway_id, field)
         async with asyncio.timeout(limit_s):
             connection = await pool.acquire()
             try:

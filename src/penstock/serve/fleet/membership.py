@@ -55,6 +55,13 @@ def follow(model_id: str, handle: DeploymentHandle[Any], seen: Callable[[Members
     handle.options(method_name="llm_config")  # starts the handle's router
 
 
+def unfollow(model_id: str, handle: DeploymentHandle[Any]) -> None:
+    """Ends `follow`: forgets the replicas behind `handle`."""
+    with _lock:
+        _watchers.pop((model_id, handle.app_name), None)
+        _latest.pop((model_id, handle.app_name), None)
+
+
 def publish(model_id: str, application: str, members: Members) -> None:
     """Passes `members` to the watcher, or keeps them for one. Thread-safe."""
     key = model_id, application

@@ -61,16 +61,33 @@ class AdmissionQueue:
         """wait_for_replica_s: how long a request waits while no replica of the model is ready.
         wake: called when a request waits and no replica is ready.
         """
-        self._model = model
         self._table = table
-        self._policy = policy
-        self._learns = policy if isinstance(policy, Learns) else None
         self._metrics = metrics
-        self._wait_s = max(wait_for_replica_s, model.start_s or 0.0)
         self._wake = wake
+        self._removed = False
         self._returned: OrderedDict[_Waiter, None] = OrderedDict()  # finding a dict's first key is slow
         self._by_tier: dict[Tier, OrderedDict[_Waiter, None]] = {tier: OrderedDict() for tier in _ORDER}
-        table.limit(model.id, model.max_ongoing_requests, model.adapter_slots)
+        self.follow(model, policy, wait_for_replica_s)
+
+    def follow(self, model: ServedModel, policy: Policy, wait_for_replica_s: float) -> None:
+        """Takes over what has changed of the model. Requests that wait keep their places."""
+        self._model = model
+        self._policy = policy
+        self._learns = policy if isinstance(policy, Learns) else None
+        self._wait_s = max(wait_for_replica_s, model.start_s or 0.0)
+        self._table.limit(model.id, model.max_ongoing_requests, model.adapter_slots)
+        for replica in self._table.ready(model.id):
+            self.offer(replica)
+
+    def remove(self) -> None:
+        """The model is served no longer: ends all waits, and those that would begin later."""
+        self._removed = True
+        for waiter in self._waiters():
+            if not waiter.lease.done():
+                waiter.lease.set_exception(self._unavailable())
+
+    def _waiters(self) -> list[_Waiter]:
+        return [waiter for queue in (self._returned, *self._by_tier.values()) for waiter in queue]
 
     def __len__(self) -> int:
         return len(self._returned) + sum(map(len, self._by_tier.values()))
@@ -104,7 +121,8 @@ class AdmissionQueue:
         times.begin(PICK)
         if (tried or only or not self._ahead(tier)) and (lease := self.at_once(asked, tried, tier, only)):
             return lease
-        if not patient and all(replica in tried for replica in self._table.ready(self._model.id)):
+        ready = self._table.ready(self._model.id)
+        if self._removed or (not patient and all(replica in tried for replica in ready)):
             raise self._unavailable()
         if not tried or not (self._wait_s or self._model.max_queued_requests):
             self._make_room(tier, only)
@@ -216,11 +234,10 @@ class AdmissionQueue:
         ready replicas goes on.
         """
         self._wait_s = _DRAIN_WAIT_S
-        for queue in (self._returned, *self._by_tier.values()):
-            for waiter in list(queue):
-                if waiter.timer is not None:
-                    waiter.timer.cancel()
-                self._give_up(waiter)
+        for waiter in self._waiters():
+            if waiter.timer is not None:
+                waiter.timer.cancel()
+            self._give_up(waiter)
 
     def _set_timer(self, waiter: _Waiter) -> None:
         wait_s = self._wait_s if waiter.timer is None else max(self._wait_s, _LOOK_AGAIN_S)
@@ -236,6 +253,8 @@ class AdmissionQueue:
             waiter.lease.set_exception(self._unavailable())
 
     def _unavailable(self) -> Unavailable:
+        if self._removed:
+            return removed(self._model.id)
         states = Counter(replica.state for replica in self._table.members(self._model.id))
         resting = states["asleep"] + states["paused"]
         said = {
@@ -248,3 +267,11 @@ class AdmissionQueue:
             f"No replica of model '{self._model.id}' is ready ({state}). Try again later.",
             retry_after_s=_RETRY_AFTER_S,
         )
+
+
+def removed(model_id: str) -> Unavailable:
+    """For a request that came before its model was removed. One that is sent again may find its successor."""
+    return Unavailable(
+        f"The model '{model_id}' has just been removed. Send the request again, or see GET /v1/models.",
+        retry_after_s=_RETRY_AFTER_S,
+    )

@@ -96,36 +96,44 @@ class Gateway:
 
         Raises: ConfigError when the default model is none of `models`, or a routing policy cannot be had.
         """
-        self._config = config
-        self._catalogue = Catalogue(models, config.default_model)
-        paths = routes.own(path for model in models for path in model.paths)
         self._table = table
         self._id = uuid.uuid4().hex
         self._links = ReplicaLinks(
             table, self._id, unreachable, {model.id: model.aliases for model in models}
         )
-        self._listing = Listing(models, table, self._links)
         self._bodies = BodyBudget(config.max_bodies_bytes)
         self.connections = Connections(config.max_connections_per_address)
         self._dispatch = Dispatch(
             models, table, self._links, self._id, config.wait_for_replica_s, wake, routers or {}
         )
+        self._settle_usage = settle
         self._tenants = Tenants(config, settle, self._dispatch.metrics) if config.keyed else None
-        self._auth = Auth(
-            config,
-            paths,
-            administered=operate is not None,
-            has_jobs=jobs is not None,
-            keys=self._tenants.keys if self._tenants else None,
-        )
         self._unresolved = self._dispatch.metrics.model("").on("")
         self._tracing: Tracing | None = None
         self._operate = operate
-        self._http: ASGIApp = self._serve if config.cors is None else cors.allowing(config.cors, self._serve)
+        self._jobs = jobs
         self._totals = ProcessTotals(shared_figures, self._figures) if shared_figures else None
+        self._draining = False
+        self._adopt(config, models)
+
+    def _adopt(self, config: GatewayConfig, models: Sequence[ServedModel]) -> None:
+        """Makes what follows from the config and the models; requests that come later find it."""
+        self._config = config
+        self._catalogue = Catalogue(models, config.default_model)
+        self._listing = Listing(models, self._table, self._links)
+        self._bodies.limit = config.max_bodies_bytes
+        self.connections.per_address = config.max_connections_per_address
+        self._auth = Auth(
+            config,
+            routes.own(path for model in models for path in model.paths),
+            administered=self._operate is not None,
+            has_jobs=self._jobs is not None,
+            keys=self._tenants.keys if self._tenants is not None and config.keyed else None,
+        )
+        self._http: ASGIApp = self._serve if config.cors is None else cors.allowing(config.cors, self._serve)
         own = OwnAnswers(
             self._catalogue,
-            table,
+            self._table,
             self._listing,
             self._links,
             self._dispatch,
@@ -143,9 +151,32 @@ class Gateway:
             "alive": own.alive,
             "metrics": own.metrics,
             "admin": self._administer,
-            "jobs": jobs,
+            "jobs": self._jobs,
         }
-        self._draining = False
+
+    async def reconfigure(
+        self, config: GatewayConfig, models: Sequence[ServedModel], routers: Mapping[str, Choose]
+    ) -> None:
+        """Goes on with another config and other models, whose replicas the table has then or later.
+
+        Open requests go on as they began. What the port is made of stays, and the log's format. Arguments and
+        errors: as for `__init__`; ConfigError also for a file of keys that cannot be read. After an error
+        everything is as before.
+        """
+        Catalogue(models, config.default_model)
+        for model in models:
+            self._dispatch.policy(model)
+        await self._links.announce({model.id: model.aliases for model in models})
+        if self._tenants is not None:
+            await self._tenants.follow(config)
+        elif config.keyed:
+            tenants = Tenants(config, self._settle_usage, self._dispatch.metrics)
+            await tenants.start()
+            self._tenants = tenants
+        self._dispatch.follow(models, config.wait_for_replica_s, routers)
+        if self._draining:
+            self._dispatch.drain()
+        self._adopt(config, models)
 
     async def start(self) -> None:
         """Starts to follow the table's replicas."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import msgspec
+from pydantic import TypeAdapter
+from pydantic_core import PydanticSerializationError
 
-from penstock.config import LLMConfig
+from penstock.config import GatewayConfig, LLMConfig
 from penstock.config.derive.placement import gang_size
 from penstock.config.derive.serve_options import DEFAULTS, autoscaling
 from penstock.config.schema.routing import DEFAULT_POLICY, SERVE_ROUTER, SESSION_HEADER
@@ -22,6 +24,8 @@ _MOST_WAITING = 1000  # requests for an on-demand model whose config gives no li
 _NAMED = 20  # models named in an error
 _ALL = "*"
 """The adapter of a key that may use all adapters of a model."""
+FIXED = ("host", "port", "tls", "processes", "log_format", "api_key", "admin_key")
+"""Fields of the gateway's config of which a process has what it started with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,53 @@ class ServedModel:
             fallbacks=tuple(config.fallbacks),
             max_queued_batch=(config.batch or BatchConfig()).max_queued_requests,
         )
+
+
+@dataclass(frozen=True)
+class LiveState:
+    """What gateways, and the process of files and batches, take over while they run. Serve passes it on as
+    the `user_config` of their deployments: as plain values, without secrets, because Serve shows it.
+
+    deployments: their names, by model. prefill: models with prefill replicas. routers: by model, what
+    changes with a request router of its own. drain_s: for open requests, at the gateway's end.
+    """
+
+    cards: tuple[ServedModel, ...]
+    gateway: GatewayConfig
+    deployments: dict[str, str] = field(default_factory=dict[str, str])
+    prefill: tuple[str, ...] = ()
+    routers: dict[str, str] = field(default_factory=dict[str, str])
+    drain_s: float = 20.0
+
+    def dump(self) -> dict[str, Any] | None:
+        """Plain values, equal for equal states; None where a policy has options that JSON has not."""
+        nothing = GatewayConfig.model_construct()
+        fixed = {name: None if name.endswith("_key") else getattr(nothing, name) for name in FIXED}
+        state = replace(
+            self,
+            cards=tuple(replace(card, created=0) for card in self.cards),
+            gateway=self.gateway.model_copy(update=fixed),
+        )
+        try:
+            return cast("dict[str, Any]", _adapter.dump_python(state, mode="json"))
+        except PydanticSerializationError:
+            return None
+
+    @classmethod
+    def parse(cls, plain: Any, before: LiveState) -> LiveState:
+        """What `dump` has made of a state that follows `before`. Raises: ValueError for anything else."""
+        found = _adapter.validate_json(msgspec.json.encode(plain))
+        created: Mapping[str, int] = {card.id: card.created for card in before.cards}
+        now = int(time.time())
+        fixed = {name: getattr(before.gateway, name) for name in FIXED}
+        return replace(
+            found,
+            cards=tuple(replace(card, created=created.get(card.id, now)) for card in found.cards),
+            gateway=found.gateway.model_copy(update=fixed),
+        )
+
+
+_adapter = TypeAdapter(LiveState)
 
 
 class Catalogue:

@@ -24,7 +24,7 @@ from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.replica import Lease, Replica
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import relay, stored_responses
-from penstock.serve.gateway.admission import AdmissionQueue
+from penstock.serve.gateway.admission import AdmissionQueue, removed
 from penstock.serve.gateway.body import Fields, NoRoom, RequestBody
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.gateway.relay import OpenStream, OpenStreams
@@ -33,7 +33,7 @@ from penstock.serve.gateway.routing_features import FeatureReader
 from penstock.serve.gateway.telemetry import timing
 from penstock.serve.http.connection_limits import Connections
 from penstock.serve.routing import policy
-from penstock.serve.routing.policy import RoutingRequest
+from penstock.serve.routing.policy import Policy, RoutingRequest
 from penstock.tiers import DEFAULT, FLEX, Tier
 from penstock.transport import headers, link
 from penstock.transport.connection import Headers
@@ -69,6 +69,18 @@ class UpstreamRequest:
     tenant: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A model with what its requests need. fallbacks: ids. choose: of a router that picks elsewhere."""
+
+    model: ServedModel
+    policy: Policy
+    reader: FeatureReader
+    queue: AdmissionQueue
+    fallbacks: Sequence[str]
+    choose: Choose | None
+
+
 class Dispatch:
     """Sends requests to replicas of their model."""
 
@@ -89,41 +101,67 @@ class Dispatch:
         self._links = links
         self._gateway_id = gateway_id
         self.metrics = GatewayMetrics()
-        self._models = {model.id: model for model in models}
-        self._fallbacks = names.fallbacks({model.id: (model.aliases, model.fallbacks) for model in models})
+        self._served: dict[str, _Served] = {}
         self._loads: Counter[str] = Counter()
         self._closed: Counter[str] = Counter()
         self._used: dict[str, float] = {}
-        self._routers = routers
         self._wake = wake
         self._waking: dict[str, asyncio.Task[None]] = {}
         self._streams = OpenStreams()
         self._records = RecordBudget()
-        policies = {model.id: policy(model.routing_policy, model.policy_options) for model in models}
-        self._readers = {model.id: FeatureReader(model, policies[model.id], table) for model in models}
-        self._queues = {
-            model.id: AdmissionQueue(
-                model,
-                table,
-                policies[model.id],
-                self.metrics.model(model.id),
-                wait_for_replica_s,
-                partial(self._begin_to_wake, model.id),
-            )
-            for model in models
-        }
+        self.follow(models, wait_for_replica_s, routers)
+
+    def follow(
+        self, models: Sequence[ServedModel], wait_for_replica_s: float, routers: Mapping[str, Choose]
+    ) -> None:
+        """Serves these models from now on. Requests keep their places, policies what they have learned;
+        those that wait for a model that is served no longer are refused.
+
+        Raises: ConfigError as `__init__`; then nothing has changed.
+        """
+        fallbacks = names.fallbacks({model.id: (model.aliases, model.fallbacks) for model in models})
+        policies = {model.id: self.policy(model) for model in models}
+        before, self._served = self._served, {}
+        for model in models:
+            picking, known = policies[model.id], before.get(model.id)
+            queue = known.queue if known is not None else self._queue(model, picking)
+            queue.follow(model, picking, wait_for_replica_s)
+            reader = FeatureReader(model, picking, self._table)
+            choose = routers.get(model.id)
+            self._served[model.id] = _Served(model, picking, reader, queue, fallbacks[model.id], choose)
+        for model_id in before.keys() - self._served.keys():
+            before[model_id].queue.remove()
+            self.metrics.forget(model_id)
+
+    def policy(self, model: ServedModel) -> Policy:
+        """The one that it has, or another one where that has changed. Raises: ConfigError."""
+        known = self._served.get(model.id)
+        wanted = model.routing_policy, model.policy_options
+        if known is not None and wanted == (known.model.routing_policy, known.model.policy_options):
+            return known.policy
+        return policy(*wanted)
+
+    def _queue(self, model: ServedModel, picking: Policy) -> AdmissionQueue:
+        metrics, wake = self.metrics.model(model.id), partial(self._begin_to_wake, model.id)
+        return AdmissionQueue(model, self._table, picking, metrics, 0.0, wake)
+
+    def _find(self, model_id: str) -> _Served:
+        """Raises: Unavailable for a model that has been removed since the request came."""
+        if (served := self._served.get(model_id)) is None:
+            raise removed(model_id)
+        return served
 
     def offer(self, replica: Replica) -> None:
         """Called for each report of a replica: it may have room for a queued request."""
-        if (queue := self._queues.get(replica.model_id)) is not None:
-            queue.offer(replica)
+        if (served := self._served.get(replica.model_id)) is not None:
+            served.queue.offer(replica)
             if replica.state == "draining":
-                self._streams.move(replica, queue)
+                self._streams.move(replica, served.queue)
 
     def drain(self) -> None:
         """No request waits for a replica any more."""
-        for queue in self._queues.values():
-            queue.drain()
+        for served in self._served.values():
+            served.queue.drain()
 
     async def answer(self, model_id: str, request: UpstreamRequest, reply: ClientResponse) -> None:
         """Relays the answer of a replica of `model_id`, or of one of its fallbacks.
@@ -132,12 +170,12 @@ class Dispatch:
         begun, or the request seems to kill engines.
         """
         self.metrics.model(model_id).asked(request.tier)
-        fallbacks = () if request.adapter or request.keeper else self._fallbacks[model_id]
+        fallbacks = () if request.adapter or request.keeper else self._find(model_id).fallbacks
         current = model_id
         for i, other in enumerate(fallbacks):
-            patient = self._models[current].start_s is not None or not any(
-                map(self._table.ready, fallbacks[i:])
-            )
+            served = self._served.get(current)
+            may_start = served is not None and served.model.start_s is not None
+            patient = may_start or not any(map(self._table.ready, fallbacks[i:]))
             reply.has_fallback = True
             try:
                 return await self._answer(current, request, reply, patient)
@@ -155,28 +193,27 @@ class Dispatch:
     async def _answer(
         self, model_id: str, request: UpstreamRequest, reply: ClientResponse, patient: bool = True
     ) -> None:
+        served = self._find(model_id)
         self._used[model_id] = time.monotonic()
         reply.timing.begin(timing.PICK)
-        fields = request.body.fields
-        asked = self._readers[model_id].read(
-            request.adapter, fields, request.headers, len(request.body.content)
-        )
-        choose = self._routers.get(model_id)
+        fields, queue, choose = request.body.fields, served.queue, served.choose
+        asked = served.reader.read(request.adapter, fields, request.headers, len(request.body.content))
         if choose is None or request.keeper or not (patient or self._table.ready(model_id)):
-            return await self._attempt(model_id, request, reply, asked, patient)
+            return await self._attempt(model_id, queue, request, reply, asked, patient)
         async with choose(fields, asked.session) as replica_id:
             asked = msgspec.structs.replace(asked, chosen=replica_id)
-            return await self._attempt(model_id, request, reply, asked, patient)
+            return await self._attempt(model_id, queue, request, reply, asked, patient)
 
     async def _attempt(
         self,
         model_id: str,
+        queue: AdmissionQueue,
         request: UpstreamRequest,
         reply: ClientResponse,
         asked: RoutingRequest,
         patient: bool,
     ) -> None:
-        queue, record, is_stored = self._queues[model_id], StreamRecord(self._records), bool(request.keeper)
+        record, is_stored = StreamRecord(self._records), bool(request.keeper)
         stream = OpenStream(request.id, model_id, request.body, reply, record, self.metrics, is_stored)
         try:
             while True:
@@ -252,7 +289,11 @@ class Dispatch:
 
     async def _keep_waking(self, wake: Callable[[str], Awaitable[None]], model_id: str) -> None:
         try:
-            while len(self._queues[model_id]) and not self._table.candidates(model_id).ready:
+            while (
+                (served := self._served.get(model_id)) is not None
+                and len(served.queue)
+                and not self._table.candidates(model_id).ready
+            ):
                 try:
                     await wake(model_id)
                 except Exception as error:  # of Serve, Ray or control
@@ -274,8 +315,8 @@ class Dispatch:
         for reason, count in connections.counts.items():
             metrics.closed.labels(reason).inc(count - self._closed[reason])
             self._closed[reason] = count
-        for model_id, queue in self._queues.items():
-            ready = table.ready(model_id)
+        for model_id, served in self._served.items():
+            ready, queue = table.ready(model_id), served.queue
             limited = [one for one in ready if one.batch_limit is not None]  # others report nothing of batch
             for gauge, value in (
                 (metrics.open, table.leases(model_id)),
@@ -290,9 +331,9 @@ class Dispatch:
                 gauge.labels(model_id).set(value)
             metrics.failovers.labels(model_id)  # shown as 0 before the first
             metrics.streams_continued.labels(model_id)
-            for other in self._fallbacks[model_id]:
+            for other in served.fallbacks:
                 metrics.fallbacks.labels(model_id, other)
-            if self._models[model_id].adapter_slots:
+            if served.model.adapter_slots:
                 holders = table.candidates(model_id).holders
                 metrics.adapters.labels(model_id).set(holders.loaded_count)
                 metrics.adapter_loads.labels(model_id).inc(holders.loads - self._loads[model_id])

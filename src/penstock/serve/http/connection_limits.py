@@ -48,7 +48,7 @@ class Connections:
         """per_address, most: connections that may wait, of one address and of all; without `most` half of our
         open files.
         """
-        self._per_address = per_address
+        self.per_address = per_address
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         self._most = most or (files // 2 if files != resource.RLIM_INFINITY else sys.maxsize)
         self._peers: dict[str, Peer] = {}
@@ -65,7 +65,7 @@ class Connections:
         peer.open += 1
         self.open += 1
         self.wait(peer, connection)
-        if len(peer.waiting) > self._per_address:
+        if len(peer.waiting) > self.per_address:
             next(iter(peer.waiting)).cut("too_many_connections")
         elif self.waiting > self._most:
             fullest = max(self._peers.values(), key=lambda peer: len(peer.waiting))
@@ -75,7 +75,7 @@ class Connections:
     def oldest(self, address: str) -> WaitingConnection | None:
         """The one that the next of this address would end; None while the address has room."""
         peer = self._peers.get(_key(address))
-        return next(iter(peer.waiting)) if peer and len(peer.waiting) >= self._per_address else None
+        return next(iter(peer.waiting)) if peer and len(peer.waiting) >= self.per_address else None
 
     def leave(self, peer: Peer, connection: WaitingConnection) -> None:
         """It has ended."""

@@ -8,6 +8,7 @@ itself alive by a call of `stay`: one by a gateway could hang it together with t
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -24,12 +25,12 @@ from ray.serve.handle import DeploymentHandle
 
 from penstock import json_logs
 from penstock.asgi import ASGIApp, Receive, Scope, Send
-from penstock.config import GatewayConfig, Settings
+from penstock.config import Settings
 from penstock.config.schema.jobs import JobsConfig
 from penstock.errors import BadRequest, Error
 from penstock.serve.control.link import ControlLink
 from penstock.serve.control.state import NAME as CONTROL
-from penstock.serve.gateway.catalogue import Catalogue, ServedModel
+from penstock.serve.gateway.catalogue import Catalogue, LiveState, ServedModel
 from penstock.serve.http.private_listener import PrivateListener
 from penstock.serve.tenancy.reporting import UsageReporter
 from penstock.serve.tenancy.usage import Settlement, Totals
@@ -39,6 +40,8 @@ if TYPE_CHECKING:  # `penstock.jobs` is loaded in the process itself
     from penstock.jobs.records import BatchRecord
     from penstock.jobs.runner import RowCounts
     from penstock.jobs.validation import Resolve
+
+log = logging.getLogger(__name__)
 
 NAME = "LLMJobs"
 _PAUSE_S = 0.5
@@ -53,7 +56,6 @@ OPTIONS: Mapping[str, Any] = {
     "max_ongoing_requests": 1_000_000,
     "autoscaling_config": {
         "min_replicas": 0,
-        "initial_replicas": 0,
         "max_replicas": 1,
         "target_ongoing_requests": 1_000_000,
         "upscale_delay_s": 0.0,
@@ -79,51 +81,29 @@ class LLMJobs:
     async def __init__(
         self,
         config: JobsConfig,
-        servers: Sequence[DeploymentHandle[Any]],
-        cards: Sequence[ServedModel],
-        gateway: GatewayConfig,
+        live: LiveState,
     ) -> None:
-        """servers and cards: in the same order, as for the gateway."""
+        """live: what it begins with."""
         from penstock.jobs.app import make_app
         from penstock.jobs.replicas import Fleet
         from penstock.jobs.service import JobService
 
         json_logs.configure()
         app_name = serve.get_replica_context().app_name
-        catalogue = Catalogue(cards, gateway.default_model)
-
-        def resolve(name: str | None) -> tuple[str, str]:
-            model, adapter = catalogue.resolve(name)
-            return model.id, adapter
-
-        def resolve_only(names: Sequence[str]) -> Resolve:
-            part = catalogue.only(frozenset(names))
-
-            def find(name: str | None) -> tuple[str, str]:
-                if not name and part.default != catalogue.default:  # a row would go to the other one
-                    raise BadRequest("The request names no model.", param="model")
-                model, adapter = part.resolve(name)
-                return model.id, adapter
-
-            return find
-
-        async def settle(settlement: Settlement) -> Totals:
-            found = await control.ask("settle", msgspec.to_builtins(settlement), _SETTLE_S)
-            return msgspec.convert(found, Totals)
-
+        self._live = live
+        self._catalogue = Catalogue(live.cards, live.gateway.default_model)
         context = ray.get_runtime_context()
-        control = ControlLink(serve.get_deployment_handle(CONTROL, app_name), context.get_node_id())
-        self._usage = UsageReporter(settle if gateway.keyed else None, dict, is_gateway=False)
-        deployments = {card.id: server.deployment_name for card, server in zip(cards, servers, strict=True)}
-        self._fleet = Fleet(app_name, deployments, resolve)
+        self._control = ControlLink(serve.get_deployment_handle(CONTROL, app_name), context.get_node_id())
+        self._usage = self._reporter(live)
+        self._fleet = Fleet(app_name, live.deployments, self._resolve)
         self._service = JobService(
             config,
-            storage_url(config, app_name, gateway.port),
-            resolve,
+            storage_url(config, app_name, live.gateway.port),
+            self._resolve,
             self._fleet.pool,
-            line_bytes=gateway.max_body_bytes,
-            own_endpoints=own_endpoints(cards),
-            resolve_only=resolve_only,
+            line_bytes=live.gateway.max_body_bytes,
+            own_endpoints=own_endpoints(live.cards),
+            resolve_only=self._resolve_only,
             count=self._count,
         )
         self._app = make_app(self._service)
@@ -137,6 +117,47 @@ class LLMJobs:
         await self._usage.start()
         await self._service.start()
         self._hold()
+
+    async def reconfigure(self, user_config: Any) -> None:
+        """Serve's hook, as the gateway's: batches go on with other models and names."""
+        try:
+            if user_config == self._live.dump():
+                return
+            live, before = LiveState.parse(user_config, self._live), self._live
+            self._catalogue = Catalogue(live.cards, live.gateway.default_model)
+            self._live = live
+            self._service.line_bytes = live.gateway.max_body_bytes
+            self._service.own_endpoints = own_endpoints(live.cards)
+            self._fleet.follow(live.deployments)
+            if live.gateway.keyed != before.gateway.keyed:
+                await self._usage.close()
+                self._usage = self._reporter(live)
+                await self._usage.start()
+        except Exception:  # Serve would kill this process
+            log.exception("The update cannot be taken over; files and batches go on as before.")
+
+    def _resolve(self, name: str | None) -> tuple[str, str]:
+        model, adapter = self._catalogue.resolve(name)
+        return model.id, adapter
+
+    def _resolve_only(self, names: Sequence[str]) -> Resolve:
+        catalogue = self._catalogue
+        part = catalogue.only(frozenset(names))
+
+        def find(name: str | None) -> tuple[str, str]:
+            if not name and part.default != catalogue.default:  # a row would go to the other one
+                raise BadRequest("The request names no model.", param="model")
+            model, adapter = part.resolve(name)
+            return model.id, adapter
+
+        return find
+
+    def _reporter(self, live: LiveState) -> UsageReporter:
+        return UsageReporter(self._settle if live.gateway.keyed else None, dict, is_gateway=False)
+
+    async def _settle(self, settlement: Settlement) -> Totals:
+        found = await self._control.ask("settle", msgspec.to_builtins(settlement), _SETTLE_S)
+        return msgspec.convert(found, Totals)
 
     def _count(self, record: BatchRecord, counts: RowCounts) -> None:
         """What a tenant's batch has completed."""

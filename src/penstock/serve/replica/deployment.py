@@ -25,10 +25,13 @@ from penstock.serve.replica import environment, preprocessor, version
 
 @dataclass(frozen=True)
 class Model:
-    """What an application was bound with. server: its class. prefill: its prefill replicas, if it has any."""
+    """What an application was bound with. server: its class. deployment: its name. prefill: its prefill
+    replicas, if it has any.
+    """
 
     config: LLMConfig
     server: type[Any]
+    deployment: str
     prefill: Application | None = None
 
 
@@ -60,16 +63,16 @@ class ModelDeployment:
         decode, *rest = halves(llm_config)
         for prefill in rest:
             published = prefill_name(prefill.model_id)
-            half = self._bind(prefill, published, {**arguments, "role": "prefill"}, name=published)
+            half, _ = self._bind(prefill, published, {**arguments, "role": "prefill"}, name=published)
             arguments = {**arguments, "prefill": half}
-        application = self._bind(decode, decode.model_id, arguments, **given)
-        _models[application] = Model(llm_config, self.server, arguments.get("prefill"))
+        application, name = self._bind(decode, decode.model_id, arguments, **given)
+        _models[application] = Model(llm_config, self.server, name, arguments.get("prefill"))
         return application
 
     def _bind(
         self, config: LLMConfig, published: str, arguments: Mapping[str, Any], **given: Any
-    ) -> Application:
-        """published: the name under which gateways know its replicas."""
+    ) -> tuple[Application, str]:
+        """With the deployment's name. published: the name under which gateways know its replicas."""
         config = with_independent_engines(config)
         options = {**self.server.get_deployment_options(config), **given}
         router = options.get("request_router_config")
@@ -89,7 +92,8 @@ class ModelDeployment:
             made_of[2] = bound.model_copy(update={"aliases": []})  # gateways say which there are
         handles = {"preprocessor", "prefill"} & arguments.keys()
         made_of += [sorted(handles), {name: arguments[name] for name in arguments.keys() - handles}]
-        return version.deployment(self.server, options, made_of).bind(bound, **arguments)
+        made = version.deployment(self.server, options, made_of)
+        return made.bind(bound, **arguments), made.name
 
 
 def _with_options(config: LLMConfig, given: Mapping[str, Any]) -> tuple[LLMConfig, dict[str, Any]]:

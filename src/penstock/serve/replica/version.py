@@ -52,7 +52,9 @@ def deployment(server: Any, options: Mapping[str, Any], made_of: Sequence[Any]) 
             f"Ray {ray.__version__}, which is installed here, has no deployment option {unknown}. Leave it "
             "out, or use a newer Ray."
         )
-    made = cast(Deployment, serve.deployment(server)).options(**retrying(options))
+    made = cast(Any, serve.deployment)(**retrying(options))(
+        server
+    )  # `Deployment.options` has not all of them
     return versioned(made, made_of)
 
 
@@ -64,7 +66,7 @@ def has_option(name: str) -> bool:
 def versioned(made: Deployment, made_of: Sequence[Any]) -> Deployment:
     """The deployment with a version that follows from `made_of`; Serve's where that cannot be compared."""
     try:
-        version = _hash(made_of)
+        version = hashed(made_of)
     except TypeError as error:
         log.info("Replicas of '%s' restart at each deployment: %s.", made.name, error)
         return made
@@ -75,14 +77,14 @@ def of_answers(config: LLMConfig) -> str:
     """Equal in replicas that give the same answers; "" for a config that cannot be compared."""
     fields = {name: getattr(config, name) for name in type(config).model_fields if name not in _BESIDE}
     try:
-        return _hash([fields, named_code(config)])
+        return hashed([fields, named_code(config)])
     except TypeError as error:
         log.info("Streams of '%s' end with their replica: %s.", config.model_id, error)
         return ""
 
 
-def _hash(made_of: Sequence[Any]) -> str:
-    """Raises: TypeError for what cannot be compared."""
+def hashed(made_of: Sequence[Any]) -> str:
+    """Equal for equal values. Raises: TypeError for what cannot be compared."""
     text = json.dumps(_comparable([__version__, *made_of]), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

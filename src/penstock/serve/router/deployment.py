@@ -5,6 +5,7 @@ It binds the router class that it is given, and imports none. Nothing is started
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +21,7 @@ from penstock.config.schema.jobs import JobsConfig
 from penstock.errors import ConfigError
 from penstock.serve.control.deployment import LLMControl
 from penstock.serve.control.state import NAME
-from penstock.serve.gateway.catalogue import ServedModel
+from penstock.serve.gateway.catalogue import FIXED, Catalogue, LiveState, ServedModel
 from penstock.serve.jobs.deployment import HEALTH_CHECKS, LLMJobs
 from penstock.serve.jobs.deployment import OPTIONS as JOBS_OPTIONS
 from penstock.serve.replica import version
@@ -39,8 +40,11 @@ _CONTROL: Mapping[str, Any] = {
     "graceful_shutdown_wait_loop_s": 0.2,
     "graceful_shutdown_timeout_s": 1.0,
 }
-_SURGE = {"max_surge_percent": 100} if has_option("max_surge_percent") else {}  # since Ray 2.60
-"""In an update the new gateway opens the port before the old one leaves it."""
+_SURGE = (  # since Ray 2.60
+    {"max_surge_percent": 100, "rolling_update_percentage": 1.0} if has_option("max_surge_percent") else {}
+)
+"""In an update the new gateway opens the port before the old one leaves it. What is taken over in place, all
+gateways take at once."""
 
 _CLOSING_S = 5.0  # of a gateway's time to shut down: what remains after open requests have ended, or were cut
 _UNLIMITED = 1_000_000  # open requests of one gateway process: the gateway itself admits by model
@@ -94,36 +98,45 @@ class RouterDeployment:
         scaling = options.get("autoscaling_config") or {}
         if isinstance(most := options.get("num_replicas") or scaling.get("max_replicas"), int):
             gateway = gateway.model_copy(update={"processes": most})
-        time_shared = sorted((config.model_id, config.on_demand is not None) for config in configs)
+        prefill = {m.config.model_id: m.prefill for m in known if m.prefill is not None}
+        live = LiveState(
+            tuple(ServedModel.of(m.config, tuple(paths(m.server)), batch_paths(m.server)) for m in known),
+            gateway,
+            {model.config.model_id: model.deployment for model in known},
+            tuple(sorted(prefill)),
+            {config.model_id: _router(config) for config in configs if config.serve_router is not None},
+            max(0.0, options["graceful_shutdown_timeout_s"] - _CLOSING_S),
+        )
+        Catalogue(live.cards, gateway.default_model)  # a gateway that runs could only log its error
+        told = (
+            live.dump() if options.get("user_config") is None else None
+        )  # else the class has its own use for it
+        changing, made_of = ({"user_config": told}, []) if told is not None else ({}, [live])
+        policies = {version.source(config.routing_policy) for config in configs}
+        made_of += [sorted(policies), *(getattr(gateway, name) for name in FIXED if name != "processes")]
         bound: dict[str, Any] = {
             "servers": applications,
-            "cards": [
-                ServedModel.of(
-                    model.config, paths=tuple(paths(model.server)), batch_paths=batch_paths(model.server)
-                )
-                for model in known
-            ],
-            "gateway": gateway,
-            "control": deployment(LLMControl, _CONTROL, time_shared).bind(),
-            "drain_s": max(0.0, options["graceful_shutdown_timeout_s"] - _CLOSING_S),
-            "prefill": {m.config.model_id: m.prefill for m in known if m.prefill is not None},
+            "live": live,
+            "control": deployment(LLMControl, _CONTROL, []).bind(),
+            "prefill": prefill,
         }
-        made_of: list[Any] = [bound["cards"], gateway, jobs, [_reached(config) for config in configs]]
         if jobs is not None:
             actor = {"num_cpus": 0, **(options.get("ray_actor_options") or {})}
-            made = deployment(LLMJobs, {**JOBS_OPTIONS, "ray_actor_options": actor}, made_of)
-            bound["jobs"] = (jobs, made.bind(jobs, applications, bound["cards"], gateway))
-        made_of += [self.router, self.ingress, self.extra, bound["drain_s"], sorted(bound["prefill"])]
+            of_jobs = {**JOBS_OPTIONS, **changing, "ray_actor_options": actor}
+            made = deployment(LLMJobs, of_jobs, [*made_of, jobs])
+            bound["jobs"] = (jobs, made.bind(jobs, live))
+        made_of += [self.router, self.ingress, self.extra, gateway.processes > 1, jobs is not None]
         if self.ingress is None:
-            return deployment(serve.ingress()(self.router), options, made_of).bind(**bound)
-        return deployment(self.ingress, options, made_of).bind(
+            return deployment(serve.ingress()(self.router), {**options, **changing}, made_of).bind(**bound)
+        lora_paths = {
+            config.model_id: config.lora_config.dynamic_lora_loading_path
+            for config in configs
+            if config.lora_config is not None
+        }
+        return deployment(self.ingress, options, [*made_of, live, lora_paths]).bind(
             llm_deployments=dict(zip(ids, applications, strict=True)),
-            model_cards={card.id: card for card in bound["cards"]},
-            lora_paths={
-                config.model_id: config.lora_config.dynamic_lora_loading_path
-                for config in configs
-                if config.lora_config is not None
-            },
+            model_cards={card.id: card for card in live.cards},
+            lora_paths=lora_paths,
             bound=bound,
             **self.extra,
         )
@@ -151,11 +164,12 @@ def gateway_options(
     }
 
 
-def _reached(config: LLMConfig) -> list[Any]:
-    """What a gateway knows of a model beside its `ServedModel`: its deployment, and who picks a replica."""
-    options, policy = config.deployment_config, config.routing_policy
-    lora = config.lora_config and config.lora_config.dynamic_lora_loading_path
-    return [options.get("name"), options.get("request_router_config"), version.source(policy), lora]
+def _router(config: LLMConfig) -> str:
+    """Another text for another request router: handles keep the one that they were made with."""
+    try:
+        return version.hashed([config.deployment_config.get("request_router_config")])
+    except TypeError:
+        return uuid.uuid4().hex
 
 
 def _application(model: Application | LLMConfig) -> Application:

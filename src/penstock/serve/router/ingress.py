@@ -23,7 +23,7 @@ from starlette.responses import Response
 from penstock.asgi import ASGIApp, Receive, Scope, Send, with_body
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.errors import ConfigError
-from penstock.serve.gateway.catalogue import ServedModel
+from penstock.serve.gateway.catalogue import LiveState, ServedModel
 from penstock.serve.replica.handles import multipart
 from penstock.serve.replica.single_model import ASGIResponse
 from penstock.serve.router.deployment import RouterDeployment, gateway_options
@@ -135,8 +135,7 @@ class OpenAiIngress:
             self._check(config, self._ids[i] if self._ids is not None else config.model_id)
         return {
             "servers": self._servers,
-            "cards": cards,
-            "gateway": self._gateway_config or GatewayConfig(),
+            "live": LiveState(tuple(cards), self._gateway_config or GatewayConfig()),
             "control": None,
         }
 

@@ -21,7 +21,6 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from penstock.asgi import ASGIApp
-from penstock.config import GatewayConfig
 from penstock.config.derive.prefill import prefill_name
 from penstock.config.schema.jobs import JobsConfig
 from penstock.config.schema.routing import SERVE_ROUTER
@@ -33,7 +32,8 @@ from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.admin import STATUS, USAGE
 from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.body import Fields
-from penstock.serve.gateway.catalogue import ServedModel
+from penstock.serve.gateway.catalogue import LiveState
+from penstock.serve.gateway.dispatch import Choose
 from penstock.serve.gateway.telemetry import process_totals
 from penstock.serve.http.private_listener import ListenerClient
 from penstock.serve.http.serve_proxy import behind_haproxy, behind_serve
@@ -61,6 +61,7 @@ _STATUS_S = 15.0  # for an answer by control that waits for no replica
 _SETTLE_S = 5.0
 _START_S = 60.0  # for a replica that Serve starts to say so
 _WAKE_S = 2 * TIMEOUT_S + 60.0  # one model goes to sleep, and another one wakes
+_TRIES, _TRY_AGAIN_S = 5, 1.0  # to find a deployment
 _LINGER_S = 1.0  # a client with less between two requests loses none when the gateway ends
 _HAPROXY = f"Requests come through Ray Serve's HAProxy. The fastest form is {_OWN_PORT}."
 _READ = ("messages", "prompt", "input")  # what routers of Serve's kind read of a request
@@ -72,45 +73,36 @@ class LLMRouter:
     async def __init__(
         self,
         servers: Sequence[DeploymentHandle[Any]],
-        cards: Sequence[ServedModel],
-        gateway: GatewayConfig,
+        live: LiveState,
         control: DeploymentHandle[Any] | None,
-        drain_s: float = 20.0,
         prefill: Mapping[str, DeploymentHandle[Any]] | None = None,
         jobs: tuple[JobsConfig, DeploymentHandle[Any]] | None = None,
     ) -> None:
-        """servers and cards: in the same order. control: None where the application has none: nothing is then
-        operated, woken on demand or shifted. drain_s: for open requests, at the end. prefill: handles to the
-        prefill replicas by model, for their metrics only. jobs: files and batches, where there are any.
+        """servers: in the order of the models of `live`, which is what the gateway begins with. control: None
+        where the application has none: nothing is then operated, woken on demand or shifted. prefill: handles
+        to the prefill replicas by model, for their metrics only. jobs: files and batches, if there are any.
 
         Raises: ConfigError when the gateway's own port is taken, or its certificate cannot be used.
         """
-        handles = {card.id: handle for card, handle in zip(cards, servers, strict=True)}
+        gateway = live.gateway
+        self._live, self._reconfiguring = live, asyncio.Lock()
+        self._handles = {card.id: handle for card, handle in zip(live.cards, servers, strict=True)}
         self._prefill = {prefill_name(model_id): handle for model_id, handle in (prefill or {}).items()}
-        self._time_shared = {card.id for card in cards if card.on_demand}
         context, app_name = ray.get_runtime_context(), serve.get_replica_context().app_name
         node_id = context.get_node_id()
         figures = process_totals.folder_of(node_id, app_name)  # the same for all gateways on this node
         self._table = table = Table(node_id)
         self._control = ControlLink(control, node_id) if control is not None else None
-        self._shifts = TrafficShifts(table, handles, serve.get_deployment_handle, self._control)
-        self._drain_s = drain_s
+        self._shifts = TrafficShifts(table, self._handles, serve.get_deployment_handle, self._control)
         self._jobs = JobsForwarder(ListenerClient(jobs[1], node_id)) if jobs else None
         self.gateway = Gateway(
             gateway,
-            cards,
+            live.cards,
             table,
             unreachable=self._open_network,
             operate=self._operate if control is not None else None,
             wake=self._wake,
-            routers={
-                card.id: HandleRouter(
-                    functools.partial(self._shifts.handle, card.id),
-                    max(gateway.wait_for_replica_s, card.start_s or 0.0),
-                ).chosen
-                for card in cards
-                if card.routing_policy == SERVE_ROUTER
-            },
+            routers=self._routers(live),
             shared_figures=figures if gateway.processes > 1 else None,
             jobs=self._jobs,
             settle=self._settle if control is not None else own_store(app_name),
@@ -118,7 +110,7 @@ class LLMRouter:
         await self.gateway.start()
         self._shifts.start()
         for name, handle in self._prefill.items():
-            membership.follow(name, handle, functools.partial(table.set_members, name))
+            self._follow_prefill(name, handle)
         self._port: Port | None = None
         if gateway.port is not None:
             with contextlib.suppress(TimeoutError):
@@ -141,6 +133,54 @@ class LLMRouter:
         gc.collect()
         gc.freeze()  # collecting all imported objects would pause every stream
 
+    def _routers(self, live: LiveState) -> dict[str, Choose]:
+        return {
+            card.id: HandleRouter(
+                functools.partial(self._shifts.handle, card.id),
+                max(live.gateway.wait_for_replica_s, card.start_s or 0.0),
+            ).chosen
+            for card in live.cards
+            if card.routing_policy == SERVE_ROUTER
+        }
+
+    def _follow_prefill(self, name: str, handle: Any) -> None:
+        membership.follow(name, handle, functools.partial(self._table.set_members, name))
+
+    async def reconfigure(self, user_config: Any) -> None:
+        """Serve's hook: takes over a `LiveState`. Called after the start, and in updates of the application.
+
+        It raises nothing, or Serve would kill this process with its streams: what cannot be taken over is
+        logged, and everything stays as it is.
+        """
+        try:
+            async with self._reconfiguring:
+                if user_config != self._live.dump():
+                    await self._take_over(LiveState.parse(user_config, self._live))
+        except Exception:  # of foreign code: a routing policy's, Serve's
+            log.exception("The update cannot be taken over; this gateway stays as it is.")
+
+    async def _take_over(self, live: LiveState) -> None:
+        before, handles = self._live, dict[str, Any]()
+        for model, name in live.deployments.items():
+            is_same = name == before.deployments.get(model)
+            if is_same and live.routers.get(model) == before.routers.get(model):
+                handles[model] = self._handles[model]
+            else:
+                handles[model] = await _handle(name)
+        prefill = {
+            name: self._prefill.get(name) or await _handle(name) for name in map(prefill_name, live.prefill)
+        }
+        await self.gateway.reconfigure(live.gateway, live.cards, self._routers(live))
+        self._live, self._handles = live, handles
+        self._shifts.follow(handles)
+        for name in self._prefill.keys() - prefill.keys():
+            membership.unfollow(name, self._prefill[name])
+            self._table.set_members(name, {})
+        for name in prefill.keys() - self._prefill.keys():
+            self._follow_prefill(name, prefill[name])
+        self._prefill = prefill
+        log.info("An update is taken over: models %s", ", ".join(live.deployments))
+
     async def _open_network(self, model_id: str) -> None:
         """Has replicas on other nodes listen on the network, which they do on demand only."""
         log.info("%s: asking replicas on other nodes to listen on the network", model_id)
@@ -155,7 +195,9 @@ class LLMRouter:
             with contextlib.suppress(TimeoutError):  # it still starts, or hangs: the next call asks anew
                 async with asyncio.timeout(_START_S):
                     await self._shifts.handle(model_id).is_sleeping.remote()
-        elif model_id in self._time_shared and self._control is not None:
+        elif self._control is not None and any(
+            card.on_demand for card in self._live.cards if card.id == model_id
+        ):
             about = {"model": model_id, "idle_s": self.gateway.idle_s()}
             await self._control.ask("wake", about, _WAKE_S)
 
@@ -188,7 +230,7 @@ class LLMRouter:
         """Stops accepting, finishes open requests, closes."""
         self.gateway.drain()
         if self._port is not None:
-            await self._port.close(self._drain_s, _LINGER_S)
+            await self._port.close(self._live.drain_s, _LINGER_S)
         self._shifts.close()
         if self._jobs is not None:
             self._jobs.close()
@@ -203,6 +245,17 @@ class LLMRouter:
     def as_deployment(cls, deployment_options: Mapping[str, Any] | None = None) -> RouterDeployment:
         """A deployment to `.bind([...])` with model applications, configs, or both."""
         return RouterDeployment(cls, dict(deployment_options or {}))
+
+
+async def _handle(deployment: str) -> DeploymentHandle[Any]:
+    """To a deployment of this application. Raises: what Serve raises when there is none after some tries."""
+    for _ in range(_TRIES - 1):
+        try:
+            return await asyncio.to_thread(serve.get_deployment_handle, deployment)
+        except Exception as error:  # Serve's and Ray's: its controller is restarted
+            log.info("There is no handle to %s yet: %s", deployment, error)
+            await asyncio.sleep(_TRY_AGAIN_S)
+    return await asyncio.to_thread(serve.get_deployment_handle, deployment)
 
 
 def own_store(app_name: str) -> Settle:

@@ -76,6 +76,24 @@ class TrafficShifts:
         for task in (*self._tasks, *self._shifting.values()):
             task.cancel()
 
+    def follow(self, handles: Mapping[str, Any]) -> None:
+        """From now on there are these models. A handle that is another one than before is followed anew."""
+        for model in [
+            known for known, one in self._models.items() if one.handles[""] is not handles.get(known)
+        ]:
+            if (shift := self._shifting.get(model)) is not None:
+                shift.cancel()
+            for handle in self._models.pop(model).handles.values():
+                membership.unfollow(model, handle)
+            if model not in handles:
+                self._table.set_members(model, {})
+        for model in handles.keys() - self._models.keys():
+            self._models[model] = _Model({"": handles[model]})
+            if self._first.is_set():
+                self._tasks.append(asyncio.create_task(self._take_over(model)))
+        if self._control is not None:
+            self._control.report()
+
     def all_known(self) -> bool:
         """Whether Serve has named the replicas of every model, and each of them has reported."""
         return all(known.members for known in self._models.values()) and all(
@@ -88,8 +106,8 @@ class TrafficShifts:
         return known.handles[known.current]
 
     def handles(self, model: str) -> list[Any]:
-        """To all whose replicas may be in the table."""
-        return list(self._models[model].handles.values())
+        """To all whose replicas may be in the table; none of a model that has been removed."""
+        return list(self._models[model].handles.values()) if model in self._models else []
 
     async def _begin(self) -> None:
         """Takes over shifts that happened before this gateway started."""
@@ -98,19 +116,22 @@ class TrafficShifts:
                 await self._first.wait()
         except TimeoutError:
             log.warning("Control has told no routes within %g s; this application answers.", _FIRST_S)
+            self._first.set()
         await asyncio.gather(*map(self._take_over, self._models))
         self._begun = True
         self._apply()
 
     async def _take_over(self, model: str) -> None:
-        known = self._models[model]
+        if (known := self._models.get(model)) is None:
+            return
         if application := self._desired.get(model):
             try:
                 await self._reach(model, application)
                 known.current = application
             except Exception as error:  # Serve's: the application has been deleted
                 self._warn(model, application, error)
-        self._watch(model, "", known.handles[""])
+        if self._models.get(model) is known:
+            self._watch(model, "", known.handles[""])
 
     def _status(self) -> GatewayStatus:
         routes = {
@@ -187,7 +208,8 @@ class TrafficShifts:
         membership.follow(model, handle, partial(self._seen, model, application))
 
     def _seen(self, model: str, application: str, members: Members) -> None:
-        known = self._models[model]
+        if (known := self._models.get(model)) is None:
+            return
         known.members[application] = members
         if model in self._shifting:
             self._show(model, known.current, self._desired.get(model, ""))

@@ -39,7 +39,6 @@ class Tenants:
         """settle: None to keep usage for the metrics only."""
         self._config = config
         self._metrics = metrics
-        self._file = config.keys_file
         self._state: State = None
         self._today = Periods.at(time.time())
         self._shown: dict[str, list[int]] = {}
@@ -49,13 +48,23 @@ class Tenants:
 
     async def start(self) -> None:
         """Raises: ConfigError for a file of keys that cannot be read."""
-        found = KeysConfig()
-        if self._file is not None:
-            self._state = _state(self._file)
-            found = await asyncio.to_thread(load, self._file)
-            self._watching = asyncio.create_task(self._watch(self._file))
-        self._take(found)
+        await self.follow(self._config)
         await self.usage.start()
+
+    async def follow(self, config: GatewayConfig) -> None:
+        """Takes the keys and tenants of this config from now on; those that stay keep their counts.
+
+        Raises: ConfigError as `start`; then nothing has changed.
+        """
+        found, file, state = KeysConfig(), config.keys_file, None
+        if file is not None:
+            state = _state(file)
+            found = await asyncio.to_thread(load, file)
+        if self._watching is not None:
+            self._watching.cancel()
+        self._config, self._state = config, state
+        self._take(found)
+        self._watching = asyncio.create_task(self._watch(file)) if file is not None else None
 
     async def close(self) -> None:
         """Settles a last time."""

@@ -22,7 +22,7 @@ from penstock import asgi, tiers
 from penstock.asgi import TRUSTED, ASGIApp, Receive, Scope, Send
 from penstock.errors import EngineDead, Error, Forbidden, Unavailable
 from penstock.layers.adapters import Store
-from penstock.openai.asgi_response import send_error, send_json
+from penstock.openai.asgi_response import send_body, send_error, send_json
 from penstock.openai.response_items import keeper_name
 from penstock.request_context import created, current_replica, id_seed, tier, tokens_before
 from penstock.serve.http import direct_writer
@@ -140,9 +140,11 @@ class Listener:
         if (writer := direct_writer.of(scope)) is not None:
             writer.accept()
         gateway = fields.get(link.GATEWAY, b"")
+        if ALIASES in fields and scope["path"] in (link.PATH, link.ALIASES_PATH):
+            self._source.add_aliases(map(unquote, fields[ALIASES].decode().split(",")))
+        if scope["path"] == link.ALIASES_PATH:
+            return await send_body(send, b"")
         if scope["path"] == link.PATH:
-            if ALIASES in fields:
-                self._source.add_aliases(map(unquote, fields[ALIASES].decode().split(",")))
             return await self.links.serve(gateway, receive, send)
         if scope["path"] == multiplexer.PATH:
             return await self._multiplex(gateway, receive, send)
