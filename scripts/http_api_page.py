@@ -21,6 +21,7 @@ configured: [security](../security.md). `HEAD` works wherever `GET` does.
 _CHAT = "[chat and completions](endpoints.md#chat-and-completions)"
 _EMBEDDINGS = "[embeddings and ranking](../serve/embeddings.md)"
 _OTHERS = "[others](endpoints.md#others)"
+_FLEET = "[the fleet file](../operate/fleet-file.md)"
 _RENDER = f"the tokens of such a request, without an answer; {_OTHERS}"
 
 _PATHS = {
@@ -78,6 +79,11 @@ _PATHS = {
     "/docs": "a page over `/openapi.json` that tries endpoints out",
     "/openapi.json": "[what this service answers](../operate/gateway.md#what-the-service-says-of-itself)",
     "/admin/status": "desired and actual state of every replica; [operations](../operate/operations.md)",
+    "/admin/usage": "tokens and requests of [tenants](../operate/tenants.md#usage)",
+    "/admin/fleet": f"the fleet, and its version; `PUT` changes it; {_FLEET}",
+    "/admin/fleet/history": "its versions",
+    "/admin/fleet/plan": "what a change would do",
+    "/admin/fleet/rollback": "brings an earlier version again",
     "/admin/{operation}": "operates the fleet; [operations](../operate/operations.md)",
 }
 

@@ -11,6 +11,7 @@ Error
 │   ├── SourceNotFound    404  no files where a model or adapter was said to be
 │   └── MethodNotAllowed  405  the path exists, for other methods
 ├── Conflict              409  not while the engine or the fleet is in this state
+├── PreconditionFailed    412  it is another version than the request names
 ├── TooLarge              413  body over the limit
 ├── Overloaded            429  the queue is full: try again later
 │   ├── RateLimited       429  a key or tenant is at a limit: try again later
@@ -99,6 +100,10 @@ class MethodNotAllowed(NotFound, status=405, code="method_not_allowed"):
 
 class Conflict(Error, status=409, type="invalid_request_error", code="conflict"):
     """What was asked for does not fit the state of the engine or the fleet; the message says what would."""
+
+
+class PreconditionFailed(Error, status=412, type="invalid_request_error", code="precondition_failed"):
+    """The request is for another version than there is now."""
 
 
 class TooLarge(Error, status=413, type="invalid_request_error", code="body_too_large"):

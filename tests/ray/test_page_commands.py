@@ -67,6 +67,7 @@ OF_THEIR_OWN = [
     Page("docs/batch/processors.md", replaced=SMALL),
     Page("docs/batch/programs.md"),
     Page("docs/batch/tables.md"),
+    Page("docs/operate/fleet-file.md"),
     Page("docs/operate/gateway.md"),
     Page("docs/operate/tenants.md"),
     Page("docs/operate/one-fleet.md", before="export PENSTOCK_ADMIN_KEY=secret"),

@@ -49,7 +49,7 @@ HOUSES: dict[str, list[set[str]]] = {
         {"rows"},
         {"storage"},
     ],
-    "penstock.config": [{"derive", "loading"}, {"schema"}, {"messages"}],
+    "penstock.config": [{"fleet"}, {"derive", "loading"}, {"schema"}, {"messages"}],
     "penstock.engines.vllm": [
         {"engine"},
         {"control"},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
@@ -74,14 +73,14 @@ async def test_an_application_is_ending_only_when_serve_says_so(
     def fails() -> None:
         raise RuntimeError("Serve's controller is busy")
 
-    monkeypatch.setattr(gateways.serve, "status", fails)
+    monkeypatch.setattr(gateways, "known", fails)
     assert not await watch.is_app_ending()
     for found, ending in [
         ({"own": application()}, False),
         ({"own": application("DELETING")}, True),
         ({}, True),
     ]:
-        monkeypatch.setattr(gateways.serve, "status", lambda found=found: SimpleNamespace(applications=found))
+        monkeypatch.setattr(gateways, "known", lambda found=found: found)
         assert await watch.is_app_ending() is ending
 
 
@@ -90,12 +89,12 @@ async def test_a_change_while_serve_is_asked_has_it_asked_again(
 ):
     asked, loop = asyncio.Queue[None](), asyncio.get_running_loop()
 
-    def status() -> SimpleNamespace:
+    def known() -> dict[str, ApplicationStatusOverview]:
         loop.call_soon_threadsafe(desired.changed.send)
         loop.call_soon_threadsafe(asked.put_nowait, None)
-        return SimpleNamespace(applications={})
+        return {}
 
-    monkeypatch.setattr(gateways.serve, "status", status)
+    monkeypatch.setattr(gateways, "known", known)
     monkeypatch.setattr(gateways, "_LOOK_S", 3600.0)
     monkeypatch.setattr(gateways, "_GAP_S", 0.0)
     task = asyncio.create_task(watching(desired).watch(lambda names: None))

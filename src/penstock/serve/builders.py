@@ -22,8 +22,9 @@ from penstock.config.schema.deployment import checked_options
 from penstock.engines import callback
 from penstock.engines.check import check_arguments
 from penstock.json_logs import LOG_FORMAT
+from penstock.serve.control import application
 from penstock.serve.deployments import LLMRouter, LLMServer
-from penstock.serve.replica import environment
+from penstock.serve.replica import environment, version
 from penstock.serve.routing import registry
 
 log = logging.getLogger(__name__)
@@ -61,17 +62,26 @@ def build_openai_app(llm_serving_args: Mapping[str, Any] | LLMServingArgs) -> Ap
     given = llm_serving_args
     serving = given if isinstance(given, LLMServingArgs) else LLMServingArgs.parse(given)
     _check(serving.llm_configs)
-    behind: dict[str, Any] = {"gateway": None}  # replicas behind a router do not get the gateway's keys
-    models = [
-        build_llm_deployment(_logging(config, serving.gateway), bind_kwargs=behind)
-        for config in serving.llm_configs
-    ]
     ingress = serving.ingress_cls_config
-    if (own := imported_class(ingress.ingress_cls, serving.location / "ingress_cls_config")) is None:
-        router = LLMRouter.as_deployment(serving.ingress_deployment_config)
-    else:
-        router = own.as_deployment(serving.ingress_deployment_config, **ingress.ingress_extra_kwargs)
-    return router.bind(models, serving.gateway, serving.jobs)
+    own = imported_class(ingress.ingress_cls, serving.location / "ingress_cls_config")
+    behind: dict[str, Any] = {"gateway": None}  # replicas behind a router do not get the gateway's keys
+    with application.turn:
+        models = [
+            build_llm_deployment(_logging(config, serving.gateway), bind_kwargs=behind)
+            for config in serving.llm_configs
+        ]
+        if own is None:
+            router = LLMRouter.as_deployment(serving.ingress_deployment_config)
+        else:
+            router = own.as_deployment(serving.ingress_deployment_config, **ingress.ingress_extra_kwargs)
+        return router.bind(models, serving.gateway, serving.jobs)
+
+
+def versions(serving: LLMServingArgs) -> dict[str, str | None]:
+    """Of the deployments of `build_openai_app`, by name; None for those that restart each time."""
+    with version.built() as found:
+        build_openai_app(serving)
+    return found
 
 
 def _logging(config: LLMConfig, gateway: GatewayConfig) -> LLMConfig:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 
 from penstock.bench.load.target import parsed, tls_context
-from penstock.errors import Error, NotFound, Unauthorized, Unavailable
+from penstock.errors import ConfigError, Error, NotFound, Unauthorized, Unavailable
 
 _CONNECT_S = 5.0
 _HEALTH_S = 5.0
@@ -48,6 +48,7 @@ class Service:
         body: dict[str, Any] | None = None,
         *,
         timeout_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> HTTPResponse:
         """The response, whatever its status. The caller closes it; before its end, that aborts the request.
 
@@ -59,7 +60,7 @@ class Service:
             connection.connect()
             connection.sock.settimeout(timeout_s)
             data = None if body is None else json.dumps(body)
-            connection.request(method, self._path + path, data, self._headers)
+            connection.request(method, self._path + path, data, {**self._headers, **(headers or {})})
             return connection.getresponse()
         except ssl.SSLCertVerificationError as error:
             connection.close()
@@ -81,9 +82,10 @@ class Service:
         body: dict[str, Any] | None = None,
         *,
         timeout_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """The JSON object of a response without an `error`, whatever its status. Raises: Error."""
-        with closing(self.send(method, path, body, timeout_s=timeout_s)) as response:
+        with closing(self.send(method, path, body, timeout_s=timeout_s, headers=headers)) as response:
             status, content = response.status, _read(response)
         try:
             found = json.loads(content)
@@ -106,15 +108,20 @@ class Service:
             return False
 
     def _error(self, status: int, content: bytes) -> Error:
+        code = ""
         try:
-            message = str(json.loads(content)["error"]["message"])
+            found = json.loads(content)["error"]
+            message, code = str(found["message"]), found.get("code")
         except (ValueError, KeyError, TypeError):
             message = (
                 f"The service answered with status {status}: {content[:_QUOTED].decode(errors='replace')}"
             )
         if status == Unauthorized.status:
             return Unauthorized(f"{message} {self._key_hint}".rstrip())
-        return NotFound(message) if status == NotFound.status else Error(message)
+        if code == ConfigError.code:
+            return ConfigError(message)
+        kinds = (kind for kind in (NotFound, Unavailable) if kind.status == status)
+        return next(kinds, Error)(message)
 
 
 def _read(response: HTTPResponse) -> bytes:

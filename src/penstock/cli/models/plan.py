@@ -13,12 +13,10 @@ from urllib.parse import urlsplit
 from penstock.cli.models.options import ACCELERATOR_KINDS, DEFAULT_PORT, YAML, Arguments
 from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs, Settings, load_applications
 from penstock.config.derive import names
+from penstock.config.fleet.document import as_guest
 from penstock.config.messages.problems import config_error
-from penstock.config.schema.env_vars import layered
 from penstock.config.schema.model import DEMO_MODEL_ID, DEMO_SOURCE
 from penstock.errors import ConfigError
-
-_SHARE = 0.001  # of Ray's unit resource of a node: ties an actor to it and limits nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +44,7 @@ class ServePlan:
         """The same on a cluster that others started: the gateway where the resource `node` is, and variables
         in the environment of every process, which here they do not inherit.
         """
-        ours = {"env_vars": variables}
-        options = self.serving.ingress_deployment_config
-        actor: dict[str, Any] = {"num_cpus": 0, **(options.get("ray_actor_options") or {})}
-        actor["resources"] = {node: _SHARE, **(actor.get("resources") or {})}
-        actor["runtime_env"] = layered(ours, actor.get("runtime_env"))
-        return self._with(
-            llm_configs=[
-                _changed(config, runtime_env=layered(ours, config.runtime_env)) for config in self.configs
-            ],
-            ingress_deployment_config={**options, "ray_actor_options": actor},
-        )
+        return replace(self, serving=as_guest(self.serving, node, variables))
 
     def with_engine_arguments(self, read: Mapping[str, Any]) -> Self:
         """The same with arguments of the engine on top of the only model's own."""
@@ -150,14 +138,18 @@ def _gateway(given: Sequence[GatewayConfig], arguments: Arguments) -> GatewayCon
                 raise ConfigError(f"gateway.{name} is {values[name]!r} in one file and {value!r} in another.")
     values.setdefault("port", DEFAULT_PORT)
     values.setdefault("log_format", Settings.read().log_format)
-    for name in ("host", "port", "api_key", "log_format"):
-        if (value := getattr(arguments, name)) is not None:
-            values[name] = value
+    return GatewayConfig(**values | gateway_options(arguments))
+
+
+def gateway_options(arguments: Arguments) -> dict[str, Any]:
+    """What the command says of the gateway. Raises: ConfigError."""
+    names = ("host", "port", "api_key", "log_format")
+    values = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if arguments.tls_cert or arguments.tls_key:
         if not (arguments.tls_cert and arguments.tls_key):
             raise ConfigError("--tls-cert and --tls-key belong together; give both.")
         values["tls"] = {"cert": arguments.tls_cert, "key": arguments.tls_key}
-    return GatewayConfig(**values)
+    return values
 
 
 def _rest(given: Sequence[LLMServingArgs]) -> dict[str, Any]:

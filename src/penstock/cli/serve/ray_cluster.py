@@ -31,6 +31,7 @@ _ENVIRONMENT = {
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
 }
 _LOOK_S = 0.1
+_RECORD_S = 30.0
 
 
 class Cluster:
@@ -84,23 +85,24 @@ class Cluster:
                 f"The cluster already runs an application named {name!r}. Choose another --name."
             )
 
-    def deploy(self, application: Application, name: str, log_encoding: str) -> None:
+    def deploy(self, application: Application, name: str, log_format: str) -> None:
         """Hands the application to Serve and returns; ask `state` what becomes of it."""
-        from ray import serve
+        from penstock.serve.control.application import deploy
 
-        logging = {"encoding": log_encoding}
-        target = serve.RunTarget(application, name=name, route_prefix=None, logging_config=logging)
-        serve.run_many([target], wait_for_applications_running=False)
+        deploy(application, name, log_format)
 
     def state(self, name: str) -> tuple[str, list[str]]:
         """The application's status ("DEPLOYING", "RUNNING", "DEPLOY_FAILED", ...), and why."""
+        from penstock.serve.control.application import state
+
+        return state(name)
+
+    def record(self, name: str, start: dict[str, Any], fleet: dict[str, Any]) -> None:
+        """Tells an application's control what runs, see `LLMControl.record`."""
         from ray import serve
 
-        application = serve.status().applications.get(name)
-        if application is None:
-            return "NOT_STARTED", []
-        messages = [deployment.message for deployment in application.deployments.values()]
-        return application.status.value, [text for text in (application.message, *messages) if text]
+        control = serve.get_deployment_handle("LLMControl", app_name=name)
+        control.record.remote(start, fleet, "penstock serve").result(timeout_s=_RECORD_S)
 
     def here(self) -> str:
         """Ray's resource that only the node of this process has."""

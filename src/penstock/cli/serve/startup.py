@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
 
@@ -19,9 +19,10 @@ from penstock import progress
 from penstock.cli.client.service import Service
 from penstock.cli.models.engine_arguments import read_engine_words
 from penstock.cli.models.options import Arguments
-from penstock.cli.models.plan import ServePlan
+from penstock.cli.models.plan import ServePlan, gateway_options
 from penstock.cli.serve.ray_cluster import Cluster, cpus_needed, preprocessors
-from penstock.errors import EngineStartFailed, Unavailable, reason
+from penstock.config.fleet.document import StartSettings, document, keys_of_environment
+from penstock.errors import ConfigError, EngineStartFailed, Unavailable, reason
 from penstock.json_logs import LOG_FORMAT
 from penstock.processes.lifeline import when_ended
 
@@ -31,7 +32,10 @@ _LOOK_S = 0.1
 _STREAMS_S = 2.0
 _RAY_PROCESSES = ("gcs_server", "raylet")
 _OVER = ("DEPLOY_FAILED", "UNHEALTHY")
-_CPUS_FOR_WORDS = 64
+_SPARE_CPUS = 64  # for models that are added later
+_OF_BUILDERS = ("PENSTOCK_ACCELERATOR", "PENSTOCK_CLUSTER", "PENSTOCK_ENGINE_CLS")
+"""By which the same fleet becomes the same deployments."""
+
 _SLOW_WORKERS = (
     "This cluster runs its workers at niceness {}, which costs an engine tokens where CPUs are full; "
     "start its nodes with RAY_worker_niceness=0."
@@ -81,7 +85,7 @@ class Steps:
     def __init__(self, plan: ServePlan, arguments: Arguments, report: Report) -> None:
         self._plan, self._report = plan, report
         self._address, self._name = arguments.address, arguments.name
-        self._verbose = arguments.verbose
+        self._verbose, self._arguments = arguments.verbose, arguments
         self._log_encoding = plan.gateway.log_format.upper()
         self._stop = threading.Event()
         self._cluster: Cluster | None = None
@@ -123,8 +127,7 @@ class Steps:
                 cluster = self._cluster = Cluster(
                     self._address,
                     # The engine's words, not read yet, may ask for a worker per CPU of a large machine.
-                    cpus=cpus_needed(self._plan.configs)
-                    + (_CPUS_FOR_WORDS if self._plan.engine_words else 0),
+                    cpus=cpus_needed(self._plan.configs) + _SPARE_CPUS,
                     passes_objects=bool(preprocessors(self._plan.configs)),
                     verbose=self._verbose,
                     on_message=lambda text: self._report(Note(text)),
@@ -145,13 +148,11 @@ class Steps:
             return
         self._step(SERVICE, "deploying")
         if not cluster.own:
-            names = (progress.ENVIRONMENT, progress.LOG_ENVIRONMENT, LOG_FORMAT)
-            here = {name: os.environ[name] for name in names if name in os.environ}
-            plan = plan.as_guest(cluster.here(), here)
+            plan = plan.as_guest(cluster.here(), self._guest_variables())
         cluster.refuse_taken(self._name)
         application = build_openai_app(plan.serving)
         self.deployed = True  # from here on there may be something to remove
-        cluster.deploy(application, self._name, self._log_encoding)
+        cluster.deploy(application, self._name, plan.gateway.log_format)
         if not cluster.own and (niceness := cluster.niceness()):
             self._report(Note(_SLOW_WORKERS.format(niceness)))
 
@@ -167,9 +168,31 @@ class Steps:
                     shown.add(reason(message))
                     self._report(Note(reason(message)))
             if status == "RUNNING" and gateway.is_healthy():
+                self._record(cluster, plan)
                 self._step(SERVICE, progress.READY)
                 self._report(Serving(plan))
                 return
+
+    def _record(self, cluster: Cluster, plan: ServePlan) -> None:
+        """Has control know what runs, so that it can be changed by a file."""
+        try:
+            fleet = document(plan.serving)
+        except ConfigError as error:
+            self._report(Note(f"The fleet cannot be changed while it runs: {error}"))
+            return
+        kept = {"port": plan.gateway.port, "log_format": plan.gateway.log_format}
+        start = StartSettings(
+            gateway_options(self._arguments),
+            {**kept, **keys_of_environment(plan.gateway)},
+            "" if cluster.own else cluster.here(),
+            {} if cluster.own else self._guest_variables(),
+            {name: os.environ[name] for name in _OF_BUILDERS if name in os.environ},
+        )
+        cluster.record(self._name, asdict(start), fleet)
+
+    def _guest_variables(self) -> dict[str, str]:
+        names = (progress.ENVIRONMENT, progress.LOG_ENVIRONMENT, LOG_FORMAT)
+        return {name: os.environ[name] for name in names if name in os.environ}
 
     def _end(self) -> None:
         if self._cluster is None:

@@ -43,6 +43,8 @@ AUTOSCALING: Mapping[str, Any] = {
 _FULL = 0.8  # of max_ongoing_requests: some of a full replica's requests are not in its engine
 
 NAME_PREFIX = "LLMServer:"
+ROUTER = "LLMRouter"
+"""Name of the gateways' deployment."""
 
 _OF_GATEWAYS = ("fallbacks", "routing_policy", "routing_config", "log_engine_metrics")
 _OF_REPLICAS = (

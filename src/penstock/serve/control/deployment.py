@@ -22,7 +22,9 @@ from penstock.config.schema.settings import Settings
 from penstock.errors import BadRequest, Error, NotFound
 from penstock.openai.asgi_response import send_body, send_error
 from penstock.serve.control import link, operations
+from penstock.serve.control.application import known
 from penstock.serve.control.desired import DesiredStates, file_name
+from penstock.serve.control.fleet import FleetVersions
 from penstock.serve.control.followers import Followers
 from penstock.serve.control.gateways import Gateways
 from penstock.serve.control.link import FromFollower
@@ -55,6 +57,7 @@ class LLMControl:
         file = Settings.read().cache_folder() / "control" / name
         await self.open(file, app, context.get_node_id(), ray.util.get_node_ip_address())
         self._watching = asyncio.create_task(self._gateways.watch(self._forget))
+        self._fleet.resume()
 
     async def open(self, file: Path, app: str, node_id: str, node_host: str) -> None:
         """Begins to listen for followers. file: of the desired state. app: the application's name."""
@@ -62,6 +65,7 @@ class LLMControl:
         self._desired = DesiredStates(file)
         self._followers = Followers(self._desired)
         self._gateways = Gateways(self._desired, app)
+        self._fleet = FleetVersions(self._desired.connection, app)
         self._time_sharing = TimeSharing(self._desired, self._followers, self.perform)
         self._watching: asyncio.Task[None] | None = None
         self._usage_store: UsageStore | None = None
@@ -70,6 +74,7 @@ class LLMControl:
     async def close(self) -> None:
         """Ends the links."""
         self._desired.changed.close()
+        self._fleet.close()
         await self._listener.close(grace_s=0.2)
         self._desired.close()
         if self._usage_store is not None:
@@ -98,6 +103,11 @@ class LLMControl:
             "wake": self._time_sharing.wake,
             "settle": self.settle,
             "usage": self.usage,
+            "fleet": self._fleet.show,
+            "fleet/history": self.history,
+            "fleet/plan": self._fleet.plan,
+            "fleet/apply": self._fleet.apply,
+            "fleet/rollback": self._fleet.rollback,
         }
         call = calls.get(path.removeprefix(f"{link.PATH}/"))
         try:
@@ -142,6 +152,16 @@ class LLMControl:
             self._usage_store = UsageStore(usage_file(self._app))
         return self._usage_store
 
+    # -- the fleet's file
+
+    async def record(self, start: dict[str, Any], fleet: dict[str, Any], who: str) -> None:
+        """Says what runs, once it does; see `FleetVersions.record`."""
+        self._fleet.record(start, fleet, who)
+
+    async def history(self) -> dict[str, Any]:
+        """Versions of the fleet, the newest first."""
+        return {"object": "list", "data": msgspec.to_builtins(self._fleet.history())}
+
     # -- what operators call
 
     async def perform(
@@ -184,11 +204,11 @@ class LLMControl:
         """The application's own name, or "", moves the model back."""
         application = "" if application == self._app else application
         if application:
-            name, known = deployment_name(model), (await asyncio.to_thread(serve.status)).applications
-            if application not in known or name not in known[application].deployments:
+            name, found = deployment_name(model), await asyncio.to_thread(known)
+            if application not in found or name not in found[application].deployments:
                 raise BadRequest(
                     f"There is no application '{application}' with the deployment '{name}'; "
-                    f"there are {', '.join(known)}.",
+                    f"there are {', '.join(found)}.",
                     param="application",
                 )
         return await self._gateways.shift(model, application, timeout_s)

@@ -9,10 +9,10 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
-from ray import serve
 from ray.serve.schema import ApplicationStatusOverview
 
 from penstock.config.derive.serve_options import deployment_name
+from penstock.serve.control.application import known
 from penstock.serve.control.desired import DesiredStates
 from penstock.serve.control.followers import Presence
 from penstock.serve.control.operations import SHIFT, Shift
@@ -94,7 +94,7 @@ class Gateways:
             routes = self._desired.routes()  # before the status, which may be older than later ones
             sent = changed.sent
             try:
-                found = (await asyncio.to_thread(serve.status)).applications
+                found = await asyncio.to_thread(known)
                 if self._app in found:
                     self.see(found, routes)
                     forget({name for one in found.values() for name in one.deployments})
@@ -107,7 +107,7 @@ class Gateways:
         """Whether Serve says that the application is being deleted."""
         try:
             async with asyncio.timeout(_END_S):
-                found = (await asyncio.to_thread(serve.status)).applications
+                found = await asyncio.to_thread(known)
         except Exception:  # Serve's and Ray's: it is busy, or all ends
             return False
         return self._app not in found or found[self._app].status == "DELETING"

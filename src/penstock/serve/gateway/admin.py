@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from penstock.errors import BadRequest
+from penstock.errors import BadRequest, NotFound
 from penstock.serve.control.operations import parse
 from penstock.serve.fleet.replica import Replica
 
@@ -21,7 +21,42 @@ class _Target(msgspec.Struct, omit_defaults=True):
 
 
 _TARGET = frozenset(_Target.__struct_fields__)
-STATUS, USAGE = "status", "usage"
+STATUS, USAGE, FLEET = "status", "usage", "fleet"
+
+
+class _FleetRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """What may be said of a fleet, see `serve.control.fleet`."""
+
+    fleet: dict[str, Any] = {}
+    who: str = "a client of /admin/fleet"
+    version: int | None = None
+    take_over: bool = False
+
+
+_FLEET_CALLS = {
+    FLEET: (),
+    f"{FLEET}/history": (),
+    f"{FLEET}/plan": ("fleet",),
+    f"{FLEET}/apply": ("fleet", "who", "take_over"),
+    f"{FLEET}/rollback": ("version", "who", "take_over"),
+}
+
+
+def fleet_call(
+    operation: str, method: str, body: bytes | bytearray, if_match: bytes | None
+) -> tuple[str, dict[str, Any]]:
+    """Control's call, and its arguments. Raises: BadRequest, NotFound."""
+    call = f"{FLEET}/apply" if method == "PUT" else operation
+    if (names := _FLEET_CALLS.get(call)) is None:
+        raise NotFound(f"There is no path '/admin/{operation[:100]}' here.")
+    try:
+        given = msgspec.json.decode(body or b"{}", type=_FleetRequest)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f'The body must be a JSON object, as {{"fleet": ...}}: {error}.') from error
+    arguments = {name: getattr(given, name) for name in names}
+    if if_match is not None and "take_over" in names:
+        arguments["if_match"] = if_match.decode("latin-1")
+    return call, arguments
 
 
 def arguments(operation: str, body: bytes | bytearray, model: str | None) -> dict[str, Any]:

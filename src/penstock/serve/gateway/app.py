@@ -415,6 +415,9 @@ class Gateway:
             await content.read(request.receive, request.content_length, self._config.max_body_bytes)
             if operation == admin.USAGE:
                 arguments = {name: text for name in ("by", "since") if (text := request.queried(name))}
+            elif operation.partition("/")[0] == admin.FLEET:
+                match = request.fields.get(b"if-match")
+                operation, arguments = admin.fleet_call(operation, request.method, content.content, match)
             else:
                 arguments = admin.arguments(operation, content.content, request.queried("model"))
         finally:

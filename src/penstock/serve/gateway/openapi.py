@@ -67,6 +67,16 @@ _OWN = {
     "/v1/batches/{id}": "One batch",
     "/v1/batches/{id}/cancel": "Cancels a batch; what was done is kept",
 }
+_ADMINISTRATION = {
+    "/admin/status": {"get": "Desired and actual state of every replica"},
+    "/admin/fleet": {
+        "get": "The fleet, its version, and what holds up a change of it",
+        "put": "Changes the fleet; If-Match: only from that version",
+    },
+    "/admin/fleet/history": {"get": "The versions of the fleet, the newest first"},
+    "/admin/fleet/plan": {"post": "What a change of the fleet would do"},
+    "/admin/fleet/rollback": {"post": "Brings an earlier version of the fleet again"},
+}
 _KINDS = dict.fromkeys(("/livez", "/-/healthz", "/metrics"), "text/plain") | {
     "/docs": "text/html",
     "/v1/files/{id}/content": "application/octet-stream",
@@ -250,15 +260,18 @@ def _own(endpoint: Route, method: str) -> dict[str, Any]:
 
 
 def _administration() -> dict[str, Any]:
-    status = {"summary": "Desired and actual state of every replica"}
     common = {
         "tags": ["Administration"],
         "security": [{"admin_key": []}],
         "responses": {"200": {"description": "What replicas answered"}, "default": _ERROR},
     }
-    return {"/admin/status": {"get": status | common}} | {
-        f"/admin/{one}": {"post": {"summary": f"{one} of the fleet", "requestBody": _BODY} | common}
-        for one in operations.OPERATIONS
+    operated = {f"/admin/{one}": {"post": f"{one} of the fleet"} for one in operations.OPERATIONS}
+    return {
+        path: {
+            method: {"summary": summary, **({} if method == "get" else {"requestBody": _BODY}), **common}
+            for method, summary in methods.items()
+        }
+        for path, methods in (_ADMINISTRATION | operated).items()
     }
 
 

@@ -16,7 +16,9 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path, PurePath
 from types import FunctionType
 from typing import Any, cast
@@ -29,9 +31,11 @@ from ray.serve import Deployment
 from penstock import __version__
 from penstock.config import LLMConfig
 from penstock.errors import ConfigError
+from penstock.serve.control import application
 
 log = logging.getLogger(__name__)
 
+_built: ContextVar[dict[str, str | None] | None] = ContextVar("built", default=None)
 _OBEYED = {"version", "_internal"} <= inspect.signature(Deployment.options).parameters.keys()
 _BESIDE = {
     *("aliases", "fallbacks", "deployment_config", "routing_policy", "routing_config", "slo", "batch"),
@@ -52,10 +56,24 @@ def deployment(server: Any, options: Mapping[str, Any], made_of: Sequence[Any]) 
             f"Ray {ray.__version__}, which is installed here, has no deployment option {unknown}. Leave it "
             "out, or use a newer Ray."
         )
-    made = cast(Any, serve.deployment)(**retrying(options))(
-        server
+    with_options = cast(Any, serve.deployment)(
+        **retrying(options)
     )  # `Deployment.options` has not all of them
-    return versioned(made, made_of)
+    made = versioned(with_options(server), made_of)
+    if (versions := _built.get()) is not None:
+        versions[made.name] = made.version
+    return made
+
+
+@contextmanager
+def built() -> Generator[dict[str, str | None]]:
+    """Versions of the deployments that are built inside, by name; None for those that restart each time."""
+    found: dict[str, str | None] = {}
+    token = _built.set(found)
+    try:
+        yield found
+    finally:
+        _built.reset(token)
 
 
 def has_option(name: str) -> bool:
@@ -102,9 +120,9 @@ def retrying(options: Mapping[str, Any]) -> Mapping[str, Any]:
 @functools.lru_cache(maxsize=1)
 def _failed(second: int) -> frozenset[str]:
     """Names of deployments that have failed. second: the current one, so that a build asks Serve once."""
-    applications = serve.status().applications.values() if ray.is_initialized() else ()
-    known = (named for application in applications for named in application.deployments.items())
-    return frozenset(name for name, one in known if one.status == "DEPLOY_FAILED")
+    applications = application.known().values() if ray.is_initialized() else ()
+    deployments = (named for one in applications for named in one.deployments.items())
+    return frozenset(name for name, one in deployments if one.status == "DEPLOY_FAILED")
 
 
 def named_code(config: LLMConfig) -> list[str]:

@@ -15,6 +15,7 @@ from ray.serve import Application
 
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.config.derive import names
+from penstock.config.derive.serve_options import ROUTER
 from penstock.config.derive.server_class import server_class
 from penstock.config.messages.problems import config_error
 from penstock.config.schema.jobs import JobsConfig
@@ -152,7 +153,7 @@ def gateway_options(
     given = given or {}
     most = max([processes, *(config.ingress_replicas for config in configs)])
     return {
-        "name": "LLMRouter",
+        "name": ROUTER,
         **({} if "autoscaling_config" in given else {"num_replicas": most}),
         "max_ongoing_requests": _UNLIMITED,
         "ray_actor_options": {"num_cpus": 0},

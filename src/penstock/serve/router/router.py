@@ -29,7 +29,7 @@ from penstock.serve.control.link import ControlLink
 from penstock.serve.control.state import TIMEOUT_S
 from penstock.serve.fleet import membership
 from penstock.serve.fleet.table import Table
-from penstock.serve.gateway.admin import STATUS, USAGE
+from penstock.serve.gateway.admin import FLEET, STATUS, USAGE
 from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.body import Fields
 from penstock.serve.gateway.catalogue import LiveState
@@ -59,6 +59,7 @@ _KNOWN_S, _LOOK_S = 1.0, 0.02
 
 _STATUS_S = 15.0  # for an answer by control that waits for no replica
 _SETTLE_S = 5.0
+_FLEET_S = 120.0  # engines are asked about their arguments
 _START_S = 60.0  # for a replica that Serve starts to say so
 _WAKE_S = 2 * TIMEOUT_S + 60.0  # one model goes to sleep, and another one wakes
 _TRIES, _TRY_AGAIN_S = 5, 1.0  # to find a deployment
@@ -212,6 +213,8 @@ class LLMRouter:
         assert self._control is not None
         if operation in (STATUS, USAGE):
             return await self._control.ask(operation, arguments, _STATUS_S)
+        if operation.startswith(FLEET):
+            return await self._control.ask(operation, arguments, _FLEET_S)
         limit_s = arguments.get("timeout_s", TIMEOUT_S) + _STATUS_S
         return await self._control.ask("perform", {"operation": operation, **arguments}, limit_s)
 

@@ -1,0 +1,184 @@
+"""`penstock plan`, `apply`, `history`, `rollback`: change the fleet of a running service by its file."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.client.service import Service
+from penstock.cli.models.options import HERE, Json
+from penstock.errors import ConfigError, Unavailable
+from penstock.options import option
+
+_ANSWER_S = 150.0
+_LOOK_S = 0.5
+_FAILED, _CHANGES = 1, 3
+_COLORS = {"added": "green", "removed": "red", "rolled": "yellow", "scaled": "cyan", "live": "cyan"}
+_FILE = Annotated[str, typer.Argument(metavar="FLEET.yaml", help="The fleet as it should be.")]
+_Wait = Annotated[float, typer.Option(help="Seconds to wait until the fleet is there; 0 for not at all.")]
+_TakeOver = Annotated[bool, typer.Option("--take-over", help="Even while another apply goes on.")]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetTarget:
+    """The service whose fleet it is."""
+
+    url: str = option("Address of the service.", HERE)
+    admin_key: str | None = option(
+        "Admin key of the service, or a key with the scope `admin`.",
+        envvar="PENSTOCK_ADMIN_KEY",
+        show_default=False,
+    )
+
+    def ask(
+        self, method: str, path: str, body: dict[str, Any] | None = None, **headers: str
+    ) -> dict[str, Any]:
+        """Raises: Error."""
+        hint = "The admin key is PENSTOCK_ADMIN_KEY, or --admin-key."
+        service = Service(self.url, self.admin_key, key_hint=hint)
+        return service.json(method, f"/admin/fleet{path}", body, timeout_s=_ANSWER_S, headers=headers)
+
+
+def plan(
+    file: _FILE,
+    target: FleetTarget,
+    *,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 3 when there are changes.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Show what `penstock apply` would change in a running service, and what that would cost.
+
+    Exits with 2 when the file is wrong, or the fleet has no room.
+
+    - `penstock plan fleet.yaml`
+    - `penstock plan fleet.yaml --check --json`
+    """
+    found = target.ask("POST", "/plan", {"fleet": _document(file)})
+    if as_json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        _show(found)
+    if found["faults"]:
+        raise ConfigError(" ".join(found["faults"]))
+    return _CHANGES if check and not found["is_empty"] else 0
+
+
+def apply(file: _FILE, target: FleetTarget, *, wait: _Wait = 1800.0, take_over: _TakeOver = False) -> int:
+    """Change a running service to what the file says. Replicas that need no change stay.
+
+    Ends when the fleet is there. Exits with 1 when it is not, and says why, or what holds it up.
+
+    - `penstock apply fleet.yaml`
+    """
+    fleet = _document(file)
+    planned = target.ask("POST", "/plan", {"fleet": fleet})
+    _show(planned)
+    if planned["is_empty"]:
+        return 0
+    body = {"fleet": fleet, "who": _who(), "take_over": take_over}
+    match = {"if-match": f'"{planned["version"]}"'}
+    return _followed(target, target.ask("PUT", "", body, **match)["version"], wait)
+
+
+def rollback(
+    target: FleetTarget,
+    version: Annotated[
+        int | None, typer.Argument(help="Which.", show_default="the last one that was applied before")
+    ] = None,
+    *,
+    wait: _Wait = 1800.0,
+    take_over: _TakeOver = False,
+) -> int:
+    """Apply an earlier version of the fleet again. `penstock history` shows them."""
+    body = {"who": _who(), "take_over": take_over} | ({} if version is None else {"version": version})
+    found = target.ask("POST", "/rollback", body)
+    _show(found["plan"])
+    return _followed(target, found["version"], wait)
+
+
+def history(target: FleetTarget, *, as_json: Json = False) -> None:
+    """Show the versions of a service's fleet: who applied them, when, what changed, and the outcome."""
+    found = target.ask("GET", "/history")["data"]
+    if as_json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    for one in found:
+        at = datetime.fromtimestamp(one["at"]).astimezone().isoformat(" ", "seconds")
+        print(f"{one['version']:>3}  {at}  {one['who']}  {one['what']}  {one['outcome']}")
+
+
+def _document(file: str) -> dict[str, Any]:
+    """What the file says, with the faults that can be found here. Raises: ConfigError."""
+    from penstock.config import load_applications
+    from penstock.config.fleet.document import document
+
+    applications = load_applications(file)
+    if len(applications) > 1:
+        raise ConfigError(f"{file} has {len(applications)} applications; a fleet is one of them.")
+    return document(applications[0].args)
+
+
+def _who() -> str:
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def _show(found: dict[str, Any]) -> None:
+    for one in found["models"]:
+        if one["action"] == "unchanged":
+            continue
+        before, after = one["replicas"]
+        count = f", {before} to {after} replicas" if before != after else ""
+        typer.secho(f"{one['model']}: {one['action']}{count}", fg=_COLORS[one["action"]])
+        _show_changes(one["changes"])
+        if one["cuts"]:
+            print(f"    {one['cuts']}")
+    if found["gateway"]:
+        typer.secho("gateway", fg="cyan")
+        _show_changes(found["gateway"])
+    if found["is_empty"]:
+        print("Nothing changes.")
+    elif found["restarts"]:
+        print(f"Restarts: {', '.join(found['restarts'])}.")
+    else:
+        print("Restarts: none.")
+    before, after, most = found["gpus"]
+    if most:
+        print(f"GPUs: {before:g} now, {after:g} then, {most:g} at the most; there are {found['capacity']:g}.")
+    for text in found["notes"]:
+        print(text)
+
+
+def _show_changes(changes: list[dict[str, Any]]) -> None:
+    for change in changes:
+        before, after = (json.dumps(change[name], ensure_ascii=False) for name in ("before", "after"))
+        print(f"    {change['path']}: {before} -> {after}  ({change['cost']})")
+
+
+def _followed(target: FleetTarget, version: int, wait_s: float) -> int:
+    """Says what becomes of a version that is being applied. Returns the exit code."""
+    print(f"Applying version {version}.")
+    shown: set[str] = set()
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+        try:
+            found = target.ask("GET", "")
+            (one,) = [one for one in target.ask("GET", "/history")["data"] if one["version"] == version]
+        except Unavailable:  # the gateway restarts, or control does
+            continue
+        if one["outcome"] != "applying":
+            print(f"Version {version}: {one['outcome']}.")
+            return 0 if one["outcome"] == "applied" else _FAILED
+        for text in found["held_up"]:
+            if text not in shown:
+                shown.add(text)
+                print(f"    {text}")
+    print("It goes on; `penstock history` shows the outcome." if wait_s else "It goes on.")
+    return _FAILED if wait_s else 0

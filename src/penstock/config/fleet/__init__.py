@@ -1,0 +1,3 @@
+"""A fleet that changes: `document` (a fleet as plain values), `changes` (what a change of each field costs),
+`plan` (what differs between two fleets, and what happens when one becomes the other).
+"""

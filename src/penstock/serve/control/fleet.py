@@ -1,0 +1,259 @@
+"""The fleet of one application as its file says it: control keeps its versions and applies new ones.
+
+Versions are in control's own database, so that the next control goes on with an apply that this one began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from penstock.config import LLMConfig, LLMServingArgs
+from penstock.config.fleet.document import Document, StartSettings
+from penstock.config.fleet.plan import FleetPlan, plan
+from penstock.config.messages.redact import masked
+from penstock.errors import BadRequest, ConfigError, Conflict, NotFound, PreconditionFailed
+from penstock.serve.control import application
+
+log = logging.getLogger(__name__)
+
+APPLYING, APPLIED, SUPERSEDED = "applying", "applied", "superseded"
+_CAN_SURGE = "max_surge_percent" in inspect.signature(serve.deployment).parameters  # since Ray 2.60
+_KEEP = 50
+_LOOK_S = 0.5
+_COLUMNS = "version, at, who, what, outcome"
+_TABLES = """
+CREATE TABLE IF NOT EXISTS fleet (version INTEGER PRIMARY KEY AUTOINCREMENT, at REAL, who TEXT, what TEXT,
+    outcome TEXT, document BLOB, surges BLOB);
+CREATE TABLE IF NOT EXISTS start (settings BLOB);
+"""
+_UNKNOWN = (
+    "The fleet of this service is not known: a program has deployed it. Services that `penstock serve` "
+    "started can be changed by a file."
+)
+
+
+class FleetVersion(msgspec.Struct, frozen=True):
+    """Units: at in seconds since 1970. who: as its sender says. what: in a line. outcome: one of the
+    constants above, or a sentence that says what went wrong.
+    """
+
+    version: int
+    at: float
+    who: str
+    what: str
+    outcome: str
+
+
+class FleetVersions:
+    """Of one application."""
+
+    def __init__(self, database: sqlite3.Connection, app: str) -> None:
+        """database: control's own, which nobody else may read. app: the application's name."""
+        self._database, self._app = database, app
+        self._database.executescript(_TABLES)
+        self._applying: asyncio.Task[None] | None = None
+        self._turn, self._deploying = asyncio.Lock(), threading.Lock()
+
+    def close(self) -> None:
+        """Leaves an apply to the next control."""
+        if self._applying is not None:
+            self._applying.cancel()
+
+    # -- versions
+
+    def record(self, start: Mapping[str, Any], fleet: Document, who: str) -> None:
+        """What has been deployed by other means. start: a `StartSettings`, as plain values."""
+        self._database.execute("DELETE FROM start")
+        self._database.execute("INSERT INTO start VALUES (?)", (msgspec.json.encode(start),))
+        self._add(who, "started", APPLIED, fleet, {})
+
+    def history(self) -> list[FleetVersion]:
+        """The last 50, the newest first."""
+        rows = self._database.execute(f"SELECT {_COLUMNS} FROM fleet ORDER BY version DESC LIMIT {_KEEP}")
+        return [FleetVersion(*row) for row in rows]
+
+    def _add(self, who: str, what: str, outcome: str, fleet: Document, surges: Mapping[str, int]) -> int:
+        """surges: `max_surge_percent` by model, while it is applied."""
+        added = self._database.execute(
+            "INSERT INTO fleet (at, who, what, outcome, document, surges) VALUES (?, ?, ?, ?, ?, ?)",
+            (time.time(), who, what, outcome, msgspec.json.encode(fleet), msgspec.json.encode(surges)),
+        )
+        version = added.lastrowid or 0
+        self._database.execute("DELETE FROM fleet WHERE version <= ?", (version - _KEEP,))
+        return version
+
+    def _end(self, version: int, outcome: str) -> None:
+        """Of a version that is being applied."""
+        self._database.execute(
+            "UPDATE fleet SET outcome = ? WHERE version = ? AND outcome = ?", (outcome, version, APPLYING)
+        )
+
+    def _newest(self) -> FleetVersion:
+        """Raises: Conflict for a service whose fleet is not known."""
+        if not (known := self.history()):
+            raise Conflict(_UNKNOWN)
+        return known[0]
+
+    def _document(self, version: int) -> Document:
+        """Raises: NotFound."""
+        return self._stored("document", version)
+
+    def _surges(self, version: int) -> Mapping[str, int]:
+        return self._stored("surges", version)
+
+    def _stored(self, column: str, version: int) -> dict[str, Any]:
+        row = self._database.execute(f"SELECT {column} FROM fleet WHERE version = ?", (version,)).fetchone()
+        if row is None:
+            raise NotFound(f"There is no version {version} of the fleet; `penstock history` shows them.")
+        return msgspec.json.decode(row[0])
+
+    def _served(self, fleet: Document) -> LLMServingArgs:
+        """Raises: ConfigError."""
+        (row,) = self._database.execute("SELECT settings FROM start").fetchall()
+        start = msgspec.json.decode(row[0], type=StartSettings)
+        os.environ.update(start.environment)  # as where the first version was built
+        return start.applied(fleet)
+
+    # -- what clients ask
+
+    async def show(self) -> dict[str, Any]:
+        """The newest version, without secrets. held_up: what Serve says of an apply that goes on."""
+        newest = self._newest()
+        held_up = (
+            [] if newest.outcome != APPLYING else (await asyncio.to_thread(application.state, self._app))[1]
+        )
+        fleet = masked(self._document(newest.version))
+        return {**msgspec.to_builtins(newest), "held_up": held_up, "fleet": fleet}
+
+    async def plan(self, fleet: Document) -> dict[str, Any]:
+        """What an apply would do, and to which version. Raises: ConfigError, Conflict."""
+        newest = self._newest()
+        found = await self._planned(newest, fleet)
+        return {"version": newest.version, **found.plain()}
+
+    async def apply(
+        self, fleet: Document, who: str, if_match: str | None = None, take_over: bool = False, what: str = ""
+    ) -> dict[str, Any]:
+        """Begins to apply a fleet. if_match: the version that must be the newest one.
+
+        Raises: ConfigError for a fleet that cannot be built; nothing has changed then. Conflict while another
+        apply goes on. PreconditionFailed.
+        """
+        async with self._turn:
+            newest = self._newest()
+            if if_match is not None and if_match.strip('" ') not in ("*", str(newest.version)):
+                raise PreconditionFailed(
+                    f"The fleet is at version {newest.version}, by {newest.who}, and not at {if_match}: look "
+                    "at the plan again."
+                )
+            if newest.outcome == APPLYING and not take_over:
+                raise Conflict(
+                    f"{newest.who} applies version {newest.version} now ({newest.what}): wait until it is "
+                    "there, or take over with --take-over."
+                )
+            found = await self._planned(newest, fleet)
+            if found.faults:
+                raise ConfigError(" ".join(found.faults))
+            # Of a version that is not there, old replicas may run which the same surge must not stop.
+            earlier = {} if newest.outcome == APPLIED else self._surges(newest.version)
+            surges = {one.model: one.surge_percent for one in found.models if one.surge}
+            self.close()
+            self._end(newest.version, SUPERSEDED)
+            version = self._add(who, what or found.summary, APPLYING, fleet, {**earlier, **surges})
+            self._applying = asyncio.create_task(self._apply(version))
+        return {**msgspec.to_builtins(self._newest()), "plan": found.plain()}
+
+    async def rollback(
+        self, version: int | None, who: str, if_match: str | None = None, take_over: bool = False
+    ) -> dict[str, Any]:
+        """Applies an earlier version as a new one. version: None for the last one that was applied before.
+
+        Raises: as `apply`; NotFound.
+        """
+        newest = self._newest()
+        if version is None:
+            good = [one.version for one in self.history()[1:] if one.outcome == APPLIED]
+            if not good:
+                raise BadRequest("There is no earlier version that was applied.")
+            version = good[0]
+        match, what = if_match or str(newest.version), f"rollback to version {version}"
+        return await self.apply(self._document(version), who, match, take_over, what)
+
+    # -- an apply
+
+    def resume(self) -> None:
+        """Goes on with what an earlier control began."""
+        if (known := self.history()) and known[0].outcome == APPLYING:
+            log.info("Applying version %d of the fleet, which an earlier control began.", known[0].version)
+            self._applying = asyncio.create_task(self._apply(known[0].version))
+
+    async def _planned(self, newest: FleetVersion, fleet: Document) -> FleetPlan:
+        def planned() -> FleetPlan:
+            before, after = self._served(self._document(newest.version)), self._served(fleet)
+            old, new = (_builders().versions(args) for args in (before, after))
+            restarts = [name for name in new if name in old and (new[name] is None or new[name] != old[name])]
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            free = ray.available_resources() if _CAN_SURGE else None
+            return plan(before, after, restarts, nodes, free)
+
+        found = await asyncio.to_thread(planned)
+        if newest.outcome == APPLIED:
+            return found
+        note = f"Version {newest.version}, with which this is compared, is not there: {newest.outcome}."
+        return replace(found, is_complete=False, notes=[*found.notes, note])
+
+    async def _apply(self, version: int) -> None:
+        """To its end, or until it is cancelled. Serve keeps replicas whose version is the same, so that it
+        can be done again.
+        """
+        try:
+            await asyncio.to_thread(self._deploy, version)
+            while True:
+                await asyncio.sleep(_LOOK_S)
+                try:
+                    status, messages = await asyncio.to_thread(application.state, self._app)
+                except (RayError, RayServeException) as error:  # Serve's controller restarts
+                    log.info("Serve does not say how version %d gets on: %s", version, error)
+                    continue
+                if status == "RUNNING":
+                    return self._end(version, APPLIED)
+                if status == "DEPLOY_FAILED":
+                    return self._end(version, f"failed: {' '.join(messages)[-2000:]}")
+        except Exception as error:  # Serve's and Ray's, of many kinds
+            log.exception("Version %d of the fleet cannot be applied", version)
+            self._end(version, f"failed: {error}")
+
+    def _deploy(self, version: int) -> None:
+        with self._deploying:  # the thread of an apply that was taken over goes on
+            if self._newest().version != version:
+                return
+            args, surges = self._served(self._document(version)), self._surges(version)
+            models = [_surging(config, surges.get(config.model_id)) for config in args.llm_configs]
+            built = _builders().build_openai_app(args.model_copy(update={"llm_configs": models}))
+            application.deploy(built, self._app, args.gateway.log_format)
+
+
+def _surging(config: LLMConfig, percent: int | None) -> LLMConfig:
+    options = {} if percent is None else {"max_surge_percent": percent}
+    return config.model_copy(update={"deployment_config": {**options, **config.deployment_config}})
+
+
+def _builders() -> Any:
+    """They import this room: control asks for them when it applies."""
+    return importlib.import_module("penstock.serve.builders")

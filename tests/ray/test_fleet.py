@@ -1,0 +1,146 @@
+"""A running service is changed by its file: what restarts, who is refused, what a killed control leaves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import yaml
+from tests.ports import unused
+from tests.ray.command import Command, serving
+from tests.waiting import wait_until
+
+KEY = "admin-secret"
+TITLE = "ray::ServeReplica:penstock:"
+
+
+class Service:
+    """`penstock serve` of a file, and the commands that change it."""
+
+    def __init__(self, command: Command, file: Path, port: int) -> None:
+        self.command, self.file = command, file
+        self.url = f"http://127.0.0.1:{port}"
+        self.http = httpx.Client(
+            base_url=f"{self.url}/admin", headers={"authorization": f"Bearer {KEY}"}, timeout=60
+        )
+
+    def run(self, *words: str, code: int = 0) -> str:
+        line = [sys.executable, "-m", "penstock.cli", *words, "--url", self.url, "--admin-key", KEY]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def write(self, **models: dict[str, Any]) -> str:
+        self.file.write_text(yaml.safe_dump(fleet(**models)))
+        return str(self.file)
+
+    def pids(self) -> dict[str, int]:
+        """Of replicas, by their deployment. Ray's title of a process ends with the call that it is in."""
+        found: dict[str, int] = {}
+        for process in self.command.living():
+            if (line := " ".join(process.cmdline())).startswith(TITLE):
+                found[line.removeprefix(TITLE).split()[0].partition(".")[0]] = process.pid
+        return found
+
+    def ask(self, model: str) -> httpx.Response:
+        return httpx.post(f"{self.url}/v1/completions", json={"model": model, "prompt": "hello"}, timeout=60)
+
+    def newest(self) -> dict[str, Any]:
+        try:
+            return self.http.get("/fleet").raise_for_status().json()
+        except httpx.HTTPError:  # control or the gateway restarts
+            return {"outcome": "applying"}
+
+
+def fleet(**models: dict[str, Any]) -> dict[str, Any]:
+    named = {"llm_engine": "sim"}
+    return {
+        "llm_configs": [
+            {"model_loading_config": {"model_id": name}, **named, **fields} for name, fields in models.items()
+        ]
+    }
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    file, port = tmp_path_factory.mktemp("fleet") / "fleet.yaml", unused()
+    file.write_text(yaml.safe_dump(fleet(a={}, b={})))
+    with serving(str(file), "--port", str(port), PENSTOCK_ADMIN_KEY=KEY) as command:
+        yield Service(command, file, port)
+
+
+def test_an_apply_keeps_engines_and_a_rollback_takes_it_back(service: Service):
+    before = service.pids()
+    file = service.write(a={"aliases": ["x"]}, b={})
+    assert "a: live" in service.run("plan", file, "--check", code=3)
+    assert "Version 2: applied." in service.run("apply", file)
+    assert service.ask("x").json()["model"] == "x"
+    assert "Nothing changes." in service.run("apply", file)
+    service.run("rollback")
+    assert service.ask("x").status_code == 404
+    kept = ("LLMServer:a", "LLMServer:b", "LLMControl")
+    assert {name: service.pids()[name] for name in kept} == {name: before[name] for name in kept}
+    rows = json.loads(service.run("history", "--json"))
+    assert [(row["what"], row["outcome"]) for row in rows] == [
+        ("rollback to version 1", "applied"),
+        ("a live", "applied"),
+        ("started", "applied"),
+    ]
+
+
+def test_a_broken_file_changes_nothing(service: Service):
+    before = service.pids(), service.newest()
+    service.file.write_text("llm_configs: [{llm_engine: sim}]")
+    assert "model_loading_config" in service.run("apply", str(service.file), code=2)
+    file = service.write(a={"engine_kwargs": {"no_such": 1}}, b={})
+    assert "no_such" in service.run("apply", file, code=2)
+    assert (service.pids(), service.newest()) == before
+
+
+def test_only_the_version_that_is_named_is_changed(service: Service):
+    refused = service.http.put("/fleet", json={"fleet": fleet(a={})}, headers={"if-match": '"999"'})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (412, "precondition_failed")
+
+
+def test_killed_control_goes_on_and_others_are_refused_by_name(service: Service):
+    before = service.pids()
+    slow = fleet(a={}, b={"engine_kwargs": {"start_delay_s": 8.0}})
+    begun = service.http.put("/fleet", json={"fleet": slow, "who": "ci"})
+    assert begun.status_code == 200, begun.text
+    refused = service.http.put("/fleet", json={"fleet": fleet(a={}, b={}), "who": "me"})
+    assert refused.status_code == 409
+    assert "ci applies version" in refused.json()["error"]["message"]
+    psutil.Process(before["LLMControl"]).kill()
+    wait_until(lambda: service.newest()["outcome"] == "applied", 90)
+    assert service.newest()["version"] == begun.json()["version"]
+    after = service.pids()
+    assert {name for name in before if after[name] != before[name]} == {"LLMControl", "LLMServer:b"}
+
+
+def test_control_hands_an_apply_over_that_restarts_it(service: Service):
+    before = service.pids()
+    service.run("apply", service.write(a={}, b={"engine_kwargs": {"start_delay_s": 8.0}}, c={}))
+    after = service.pids()
+    assert [after[name] for name in ("LLMServer:a", "LLMServer:b")] == [
+        before[name] for name in ("LLMServer:a", "LLMServer:b")
+    ]
+    assert service.ask("c").status_code == 200
+    service.run("rollback")
+    assert service.ask("c").status_code == 404
+
+
+def test_a_version_that_cannot_start_is_told_and_the_old_one_answers(service: Service):
+    file = service.write(a={"engine_kwargs": {"start_error": "no such weights"}}, b={})
+    said = service.run("apply", file, code=1)
+    assert "no such weights" in said
+    assert service.newest()["outcome"].startswith("failed")
+    assert service.ask("a").status_code == 200
+    service.run("rollback")
+    assert service.ask("a").status_code == 200
