@@ -147,6 +147,9 @@ Set around a request by the layer that keeps it loaded; used by the engine's app
 tier: ContextVar[Tier] = ContextVar("tier", default=DEFAULT)
 """The class of work of the running request; engines schedule by it, as far as they can."""
 
+turn: ContextVar[int] = ContextVar("turn", default=0)
+"""Its place among those of its class, by its tenant: lower ones go first."""
+
 
 current_replica: ContextVar[str] = ContextVar("current_replica", default="")
 """Set in a request's context by a replica, to its id and the tenant's mark: part of the ids of responses that

@@ -23,8 +23,8 @@ HEADER = "x-penstock-tier"
 """For clients that cannot set `service_tier`, and between gateway and replica. It goes before the body."""
 FIELD = "service_tier"
 
-ENGINE_PRIORITY: Mapping[str, int] = {PRIORITY: -1, DEFAULT: 0, FLEX: 1}
-"""For an engine's scheduler, which takes lower ones first."""
+ENGINE_PRIORITY: Mapping[str, int] = {PRIORITY: -(1 << 60), DEFAULT: 0, FLEX: 1 << 60}
+"""For an engine's scheduler, which takes lower ones first. Between them: turns of tenants."""
 
 _WORDS: Mapping[str, Tier] = {
     "auto": DEFAULT,

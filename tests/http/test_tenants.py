@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
@@ -41,6 +42,37 @@ async def asked(
 ) -> httpx.Response:
     async with served.http(headers=bearer(secret)) as http:
         return await http.post(path, json=chat(**body))
+
+
+# -- turns
+
+
+@pytest.mark.parametrize(
+    ("most", "policy", "first"),
+    [(2, "fcfs", True), (100, "priority", True), (100, "fcfs", False)],
+    ids=["gateway", "engine", "none"],
+)
+async def test_one_request_goes_before_another_tenants_flood(
+    served: Served, most: int, policy: str, first: bool
+):
+    """Where requests wait in the gateway, or in an engine that schedules by priority, but in no other."""
+    card = ServedModel("m", 1, max_ongoing_requests=most)
+    counted = {"open_requests": 100}
+    app = await gateway(served, key(ANN, "ann", limits=counted), key(BOB, "bob"), cards=(card,))
+    await served.replica(max_num_seqs=2, scheduling_policy=policy, reply="a " * 8, step_base_ms=20)
+    order = list[str]()
+    async with served.http() as http, asyncio.TaskGroup() as group:
+
+        async def ask(secret: str) -> None:
+            answer = await http.post("/v1/chat/completions", json=chat(), headers=bearer(secret))
+            assert answer.status_code == 200
+            order.append(secret)
+
+        for _ in range(20):
+            group.create_task(ask(ANN))
+        await until(lambda: app._tenants.keys.allowances["ann/k"].open > 16)
+        group.create_task(ask(BOB))
+    assert (order.index(BOB) < 10) is first
 
 
 # -- keys

@@ -18,6 +18,7 @@ from penstock.serve.gateway.admission import AdmissionQueue
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.gateway.telemetry.timing import Timing
 from penstock.serve.routing import RoutingRequest, policy
+from penstock.serve.tenancy.fairness import Charge
 from penstock.tiers import DEFAULT, FLEX, PRIORITY, Tier
 from penstock.transport.address import Address
 from penstock.transport.link import Hello, LoadReport
@@ -48,11 +49,11 @@ class Desk:
         self.held: list[Lease] = []
         self.granted: list[int] = []
 
-    async def arrive(self, tier: Tier, failed: Replica | None = None) -> int:
+    async def arrive(self, tier: Tier, failed: Replica | None = None, charge: Charge | None = None) -> int:
         tried = Tried()
         if failed is not None:
             tried.add(failed)
-        acquiring = self.queue.acquire(RoutingRequest(), tried, Timing(), tier=tier)
+        acquiring = self.queue.acquire(RoutingRequest(), tried, Timing(), tier=tier, charge=charge)
         number = len(self.arrived)
         self.arrived.append((tier, asyncio.create_task(acquiring)))
         await self.settle()
@@ -224,3 +225,18 @@ async def test_a_gateway_that_stops_ends_waits_for_a_replica_and_none_for_room(
     await desk.settle()
     with pytest.raises(Unavailable, match="1 starting or restarting"):
         desk.arrived[-1][1].result()
+
+
+async def test_a_tenant_that_fills_the_queue_gives_a_place_to_another_which_goes_next():
+    desk = Desk(most=4)
+    flood = [await desk.arrive(DEFAULT, charge=Charge("flood", 1.0, 10.0)) for _ in range(SLOTS + 4)]
+    late = await desk.arrive(DEFAULT, charge=Charge("late", 1.0, 10.0))
+    assert desk.waiting() == {DEFAULT: 4}
+    assert desk.arrived[flood[-1]][1].exception() is not None
+    refused = await desk.arrive(DEFAULT, charge=Charge("flood", 1.0, 10.0))
+    assert desk.arrived[refused][1].exception() is not None
+    for number in (late, flood[SLOTS], flood[SLOTS + 1], flood[SLOTS + 2]):
+        await desk.finish()
+        assert desk.granted[-1] == number
+    await asyncio.gather(*(desk.finish() for _ in range(SLOTS)))
+    assert desk.queue.waiting(DEFAULT) == 0

@@ -350,8 +350,10 @@ def test_the_first_of_a_long_line_is_found_at_once(monkeypatch: pytest.MonkeyPat
     line = admission.AdmissionQueue(
         ServedModel("m", 1), Table("n"), policy("round_robin"), GatewayMetrics().model("m"), 30.0
     )
-    line._by_tier["default"].update(dict.fromkeys(range(100_000)))
-    monkeypatch.setattr(line, "_grant", lambda waiter, _: line._by_tier["default"].pop(waiter) is None)
+    waiting = line._by_tier["default"]
+    for number in range(100_000):
+        waiting.put(number, None)
+    monkeypatch.setattr(line, "_grant", lambda waiter, _: waiting.discard(waiter, None) is None)
     began = time.thread_time()
     line.offer(Replica("m", Address("a", "n", "/none", None, None, "s")))
     assert len(line) == 0

@@ -35,6 +35,7 @@ ADAPTER = b"x-penstock-adapter"  # on a request: the adapter's name, URL-quoted;
 ALIASES = b"x-penstock-aliases"  # on any request of Penstock itself: the model's, each URL-quoted, by commas
 TIER = tiers.HEADER.encode()  # on a request: its class of work; absent for `default`
 TENANT = b"x-penstock-tenant"  # on a request: what the ids of stored responses say of their tenant
+SHARE = b"x-penstock-share"  # on a request: its price over its tenant's weight, and the tenant
 OWNER = b"x-penstock-owner"  # on a request for files and batches: whose they are, and what may be in them
 RETRY = b"x-penstock-retry"  # on a response: another replica may take the request, which was ...
 UNTOUCHED = b"untouched"  # refused before the engine saw it, or

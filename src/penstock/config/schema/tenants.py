@@ -100,6 +100,12 @@ class TenantConfig(StrictModel):
     """One tenant."""
 
     limits: LimitsConfig = section(LimitsConfig, "Of all its keys together.")
+    weight: float = setting(
+        1.0,
+        "Of its turns where requests wait: a tenant of weight 2 gets twice the tokens of one of 1.",
+        ge=0.01,
+        le=100,
+    )
 
 
 class KeyConfig(StrictModel):

@@ -19,6 +19,7 @@ from penstock.serve.gateway import stored_responses
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.gateway.telemetry.timing import PICK, QUEUE, Timing
 from penstock.serve.routing.policy import Learns, Pick, Policy, RoutingRequest
+from penstock.serve.tenancy.fairness import Charge, FairLine
 from penstock.tiers import DEFAULT, FLEX, PRIORITY, Tier
 
 _RETRY_AFTER_S = 1
@@ -38,6 +39,7 @@ class _Waiter:
     tried: Tried
     only: Replica | None = None
     tier: Tier = DEFAULT
+    charge: Charge | None = None
     timer: asyncio.TimerHandle | None = None
 
     def takes(self, replica: Replica) -> bool:
@@ -45,8 +47,9 @@ class _Waiter:
 
 
 class AdmissionQueue:
-    """FIFO by class: priority, default, then flex, which is batch and has a limit of its own. Requests that
-    lost their replica go before all others.
+    """By class: priority, default, then flex, which is batch and has a limit of its own. In a class tenants
+    take turns, and each one's requests go in the order in which they came. Requests that lost their replica
+    go before all others.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class AdmissionQueue:
         self._wake = wake
         self._removed = False
         self._returned: OrderedDict[_Waiter, None] = OrderedDict()  # finding a dict's first key is slow
-        self._by_tier: dict[Tier, OrderedDict[_Waiter, None]] = {tier: OrderedDict() for tier in _ORDER}
+        self._by_tier: dict[Tier, FairLine[_Waiter]] = {tier: FairLine() for tier in _ORDER}
         self.follow(model, policy, wait_for_replica_s)
 
     def follow(self, model: ServedModel, policy: Policy, wait_for_replica_s: float) -> None:
@@ -108,29 +111,37 @@ class AdmissionQueue:
         only: Replica | None = None,
         patient: bool = True,
         tier: Tier = DEFAULT,
+        charge: Charge | None = None,
     ) -> Lease:
         """A slot of a replica, held until `release`.
 
         tried: replicas that failed this request. Such a request was admitted before and is not rejected, but
         where nothing may wait at all.
         only: the one replica that can answer, since it stores what the request refers to. patient: whether
-        to wait when no replica is ready. tier: the request's class.
+        to wait when no replica is ready. tier: the request's class. charge: what it costs its tenant.
         Raises: Overloaded when the queue is full, or later when a request of a higher class fills it;
         Unavailable when no replica became ready in time.
         """
         times.begin(PICK)
-        if (tried or only or not self._ahead(tier)) and (lease := self.at_once(asked, tried, tier, only)):
+        if (tried or only or not self._ahead(tier)) and (
+            lease := self.at_once(asked, tried, tier, only, charge)
+        ):
             return lease
         ready = self._table.ready(self._model.id)
         if self._removed or (not patient and all(replica in tried for replica in ready)):
             raise self._unavailable()
         if not tried or not (self._wait_s or self._model.max_queued_requests):
-            self._make_room(tier, only)
+            self._make_room(tier, only, charge)
         times.begin(QUEUE)
-        return await self._wait(asked, tried, only, tier)
+        return await self._wait(asked, tried, only, tier, charge)
 
     def at_once(
-        self, asked: RoutingRequest, tried: Tried, tier: Tier, only: Replica | None = None
+        self,
+        asked: RoutingRequest,
+        tried: Tried,
+        tier: Tier,
+        only: Replica | None = None,
+        charge: Charge | None = None,
     ) -> Lease | None:
         """A slot of a replica that has room now, before all that wait. Arguments: as for `acquire`."""
         candidates = self._table.candidates(self._model.id, tried, batch=tier == FLEX)
@@ -138,7 +149,7 @@ class AdmissionQueue:
             pick = Pick(only, "kept") if only in candidates else None
         else:
             pick = self._policy.pick(asked, candidates, asyncio.get_running_loop().time())
-        return self._lease(asked, pick, tier) if pick is not None else None
+        return self._lease(asked, pick, tier, charge) if pick is not None else None
 
     def release(self, lease: Lease) -> None:
         """The request has ended; the next one in the queue may go."""
@@ -148,7 +159,7 @@ class AdmissionQueue:
     def offer(self, replica: Replica) -> None:
         """Dispatches queued requests to `replica`, which has become ready or may have room.
 
-        The first in the queue goes, wherever its prefix is cached: affinity is a preference, no reason to
+        The one whose turn it is goes, wherever its prefix is cached: affinity is a preference, no reason to
         wait.
         """
         if not len(self):
@@ -158,22 +169,25 @@ class AdmissionQueue:
                 waiter.lease.set_exception(stored_responses.lost())
             self._grant(waiter, replica)
         for queue in self._by_tier.values():
-            while queue and self._grant(next(iter(queue)), replica):
+            while queue and self._grant(queue.first(), replica):
                 pass
             if queue:
                 break
         if len(self) and not self._table.candidates(self._model.id).ready:
             self._wake()  # it fell asleep, or was lost, while they waited
 
-    def _lease(self, asked: RoutingRequest, pick: Pick, tier: Tier) -> Lease:
+    def _lease(self, asked: RoutingRequest, pick: Pick, tier: Tier, charge: Charge | None) -> Lease:
+        if charge is not None:
+            self._by_tier[tier].take(charge)
         self._metrics.picked(pick.why)
         if self._learns is not None:
             self._learns.sent(asked, pick.replica, asyncio.get_running_loop().time())
         tokens = max(0, asked.tokens - pick.saved_tokens)
         return self._table.acquire(pick.replica, tokens, asked.adapter, tier == FLEX)
 
-    def _make_room(self, tier: Tier, only: Replica | None) -> None:
-        """Refuses this request when the queue is full, or the youngest of a lower class in its place.
+    def _make_room(self, tier: Tier, only: Replica | None, charge: Charge | None) -> None:
+        """Refuses this request when the queue is full, or another one in its place: the youngest of the
+        tenant with most that wait in a lower class, or in this one, where that has more than its own.
 
         One that waits for `only` takes no place from others.
         """
@@ -192,17 +206,30 @@ class AdmissionQueue:
             retry_after_s=_RETRY_AFTER_S,
         )
         lower = self._by_tier[classes[-1]]
-        if only or tier == classes[-1] or not lower:
+        if only:
             raise refusal
-        youngest, _ = lower.popitem()
+        if tier != classes[-1] and lower:
+            youngest = lower.youngest()
+        elif (youngest := self._by_tier[tier].gives_way(charge)) is None:
+            raise refusal
+        self._remove(youngest)
         if not youngest.lease.done():
             youngest.lease.set_exception(refusal)
 
-    async def _wait(self, asked: RoutingRequest, tried: Tried, only: Replica | None, tier: Tier) -> Lease:
-        waiter = _Waiter(asyncio.get_running_loop().create_future(), asked, tried, only, tier)
+    async def _wait(
+        self,
+        asked: RoutingRequest,
+        tried: Tried,
+        only: Replica | None,
+        tier: Tier,
+        charge: Charge | None,
+    ) -> Lease:
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), asked, tried, only, tier, charge)
         # One that waits for `only` blocks no other.
-        queue = self._returned if tried or only else self._by_tier[tier]
-        queue[waiter] = None
+        if tried or only:
+            self._returned[waiter] = None
+        else:
+            self._by_tier[tier].put(waiter, charge)
         self._set_timer(waiter)
         if not self._table.candidates(self._model.id).ready:
             self._wake()
@@ -214,7 +241,7 @@ class AdmissionQueue:
                 self.release(granted.result())  # granted and abandoned at the same moment
             raise
         finally:
-            queue.pop(waiter, None)
+            self._remove(waiter)
             if waiter.timer is not None:
                 waiter.timer.cancel()
 
@@ -222,12 +249,16 @@ class AdmissionQueue:
         candidates = self._table.candidates(self._model.id, batch=waiter.tier == FLEX)
         if not waiter.takes(replica) or replica not in candidates:
             return False
-        self._returned.pop(waiter, None)
-        self._by_tier[waiter.tier].pop(waiter, None)
-        if waiter.lease.done():
-            return True  # cancelled or timed out at this very moment
-        waiter.lease.set_result(self._lease(waiter.asked, Pick(replica, "queue"), waiter.tier))
+        if not waiter.lease.done():  # else cancelled or timed out at this very moment
+            waiter.lease.set_result(
+                self._lease(waiter.asked, Pick(replica, "queue"), waiter.tier, waiter.charge)
+            )
+        self._remove(waiter)
         return True
+
+    def _remove(self, waiter: _Waiter) -> None:
+        self._returned.pop(waiter, None)
+        self._by_tier[waiter.tier].discard(waiter, waiter.charge)
 
     def drain(self) -> None:
         """Ends waits for a replica: the gateway stops, and another one takes requests. A wait for room among

@@ -350,6 +350,7 @@ class Gateway:
             keeper,
             tier,
             (mark or "") if stored_responses.is_about(route) else "",
+            request.meter,
         )
         await request.while_connected(self._dispatch.answer(model.id, upstream, reply))
 

@@ -34,6 +34,7 @@ from penstock.serve.gateway.telemetry import timing
 from penstock.serve.http.connection_limits import Connections
 from penstock.serve.routing import policy
 from penstock.serve.routing.policy import Policy, RoutingRequest
+from penstock.serve.tenancy.fairness import Charge
 from penstock.tiers import DEFAULT, FLEX, Tier
 from penstock.transport import headers, link
 from penstock.transport.connection import Headers
@@ -56,6 +57,7 @@ lasts: its id, or "" to leave it to the gateway."""
 class UpstreamRequest:
     """A request as the replica sees it. adapter: "" for the base model. keeper: the only replica that can
     answer. tier: its class of work. tenant: its mark, as `response_items` has it, for what is stored.
+    charge: what it costs its tenant.
     """
 
     id: str
@@ -67,6 +69,7 @@ class UpstreamRequest:
     keeper: Replica | None = None
     tier: Tier = DEFAULT
     tenant: str = ""
+    charge: Charge | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +257,8 @@ class Dispatch:
         ready = self._table.ready(stream.model_id) if reply.started else ()
         if any(replica.serves != tried.serves for replica in ready):
             patient = False  # the model has been replaced, or is about to be
-        waiting = queue.acquire(asked, tried, reply.timing, request.keeper, patient, request.tier)
+        keeper, tier, charge = request.keeper, request.tier, request.charge
+        waiting = queue.acquire(asked, tried, reply.timing, keeper, patient, tier, charge)
         try:
             return await request.body.while_waiting(stream.model_id, waiting)
         except (Overloaded, Unavailable) as error:
@@ -270,6 +274,8 @@ class Dispatch:
         own = headers.own(secret, self._gateway_id, request.id, request.adapter, request.tier)
         if request.tenant:
             own.append((link.TENANT, request.tenant.encode()))
+        if (charge := request.charge) is not None:
+            own.append((link.SHARE, b"%.2f %b" % (charge.price / charge.weight, charge.tenant.encode())))
         size = len(request.body.content)
         if stream.reply.started:
             own.append((CONTINUE, stream.record.to_header()))

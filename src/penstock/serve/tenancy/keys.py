@@ -81,11 +81,13 @@ class KeyTable:
         before, self.allowances = self.allowances, {}
         nothing = TenantConfig()
         for key in keys:
-            of_tenant = tenants.get(key.tenant, nothing).limits
+            config = tenants.get(key.tenant, nothing)
+            of_tenant = config.limits
             allowances = (
                 self._allowance(f"{key.tenant}/{key.name}", key.limits, before),
                 self._allowance(key.tenant, of_tenant, before),
             )
+            allowances[1].weight = config.weight
             most = [one.max_tokens for one in (key.limits, of_tenant) if one.max_tokens is not None]
             grants[bytes.fromhex(key.hash.removeprefix("sha256:"))] = Grant(
                 key.tenant,

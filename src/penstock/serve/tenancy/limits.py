@@ -197,12 +197,12 @@ class Budget:
 
 class Allowance:
     """What one key, or one tenant, may still take. name: `tenant` or `tenant/key`. What has no limit is not
-    counted. answer_tokens: mean of its answers.
+    counted. answer_tokens: mean of its answers. weight: of a tenant where requests wait.
     """
 
     __slots__ = (
         *("answer_tokens", "day", "gateways", "is_shared", "most_open", "month", "name", "open"),
-        *("requests", "tokens"),
+        *("requests", "tokens", "weight"),
     )
 
     def __init__(self, name: str) -> None:
@@ -215,6 +215,7 @@ class Allowance:
         self.month: Budget | None = None
         self.is_shared = False  # this gateway has been told its caps
         self.gateways = 1
+        self.weight = 1.0
 
     def limit(self, limits: LimitsConfig) -> None:
         """Sets limits; what was counted stays, and so do caps of limits that have not changed."""

@@ -18,7 +18,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from penstock.engines.vllm.continued import answer
 from penstock.engines.vllm.frontend import limits
-from penstock.request_context import EngineTimings, prepared_prompt, report_timings, tier
+from penstock.request_context import EngineTimings, prepared_prompt, report_timings, tier, turn
 from penstock.tiers import ENGINE_PRIORITY
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class TimedLLM(AsyncLLM):
             await self.gate.wait()
         finally:
             self.held -= 1
-        kwargs["priority"] = ENGINE_PRIORITY[tier.get()] if self._by_class else 0  # whatever the client wrote
+        priority = ENGINE_PRIORITY[tier.get()] + turn.get()
+        kwargs["priority"] = priority if self._by_class else 0  # whatever the client wrote
         self.entering += 1
         try:
             add = partial(super().add_request, *args, **kwargs)

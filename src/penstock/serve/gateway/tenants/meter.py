@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from penstock.serve.tenancy.fairness import Charge, price
 from penstock.serve.tenancy.keys import Grant
 
 _USAGE = b'"usage"'
@@ -47,7 +48,7 @@ class Asked:
     hides: bool = False
 
 
-class RequestMeter:
+class RequestMeter(Charge):
     """Of one request of a tenant. Called with each piece of the answer's body; returns what to pass on."""
 
     __slots__ = (
@@ -64,9 +65,10 @@ class RequestMeter:
     )
 
     def __init__(
-        self, grant: Grant, asked: Asked, reserved: int, begun: int, adapter: str, tier: str
+        self, grant: Grant, asked: Asked, answer: float, reserved: int, begun: int, adapter: str, tier: str
     ) -> None:
-        """reserved: tokens, in the second `begun`."""
+        """answer: its tokens, as expected. reserved: tokens, in the second `begun`."""
+        super().__init__(grant.tenant, grant.tenants.weight, price(asked.prompt_tokens, 0, answer))
         self.grant = grant
         self.reserved = reserved
         self.begun = begun

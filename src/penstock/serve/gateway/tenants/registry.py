@@ -18,6 +18,7 @@ from penstock.config.schema.tenants import USUAL_SCOPES, KeyConfig, KeysConfig, 
 from penstock.errors import ConfigError, Overloaded
 from penstock.metrics import GatewayMetrics
 from penstock.serve.gateway.tenants.meter import Asked, RequestMeter, TokenCounts
+from penstock.serve.tenancy.fairness import price
 from penstock.serve.tenancy.keys import DEFAULT_TENANT, Grant, KeyTable
 from penstock.serve.tenancy.limits import Periods, reserve
 from penstock.serve.tenancy.reporting import Settle, UsageReporter
@@ -101,14 +102,16 @@ class Tenants:
     def begin(self, grant: Grant, asked: Asked, adapter: str, tier: str) -> RequestMeter:
         """Reserves for a request. Raises: RateLimited, QuotaExhausted."""
         answer, second, seconds = asked.answer_tokens, int(time.monotonic()), time.time()
-        tokens = asked.prompt_tokens + (int(grant.tenants.answer_tokens) if answer is None else answer)
+        mean = grant.tenants.answer_tokens
+        tokens = asked.prompt_tokens + (int(mean) if answer is None else answer)
         try:
             reserve(grant.limited, tokens, second, self._day(seconds), seconds)
         except Overloaded:
             self._show(grant.tenant)[4] += 1
             self.usage.hurry()
             raise
-        return RequestMeter(grant, asked, tokens, second, adapter, tier)
+        expected = mean if answer is None or answer > mean else answer
+        return RequestMeter(grant, asked, expected, tokens, second, adapter, tier)
 
     def end(self, meter: RequestMeter, model: str, tokens: TokenCounts, *, failed: bool) -> None:
         """The request has ended. Later calls do nothing."""
@@ -119,6 +122,7 @@ class Tenants:
         taken, today = tokens.prompt + tokens.output, self._day(seconds)
         for one in grant.limited:
             one.settle(meter.reserved, taken, meter.begun, second, today)
+        meter.settle(price(*tokens))
         row = self.usage.counters.row(grant.tenant, grant.name, model, meter.adapter, meter.tier, seconds)
         row.requests += 1
         row.prompt_tokens += tokens.prompt

@@ -179,6 +179,11 @@ class EngineResponse:
             await self.direct(self._start)
             await self.direct({"type": "http.response.body", "body": b"".join(self._held), "more_body": True})
 
+    def has_begun(self) -> bool:
+        """Whether a response has started, or the engine says that it works on the request."""
+        ask = self._probe.ask
+        return self.started or (ask is not None and ask().queue_s is not None)
+
     def close(self) -> None:
         """The app has returned."""
         if self._sender is not None and self.started:

@@ -24,12 +24,13 @@ from penstock.errors import EngineDead, Error, Forbidden, Unavailable
 from penstock.layers.adapters import Store
 from penstock.openai.asgi_response import send_body, send_error, send_json
 from penstock.openai.response_items import keeper_name
-from penstock.request_context import created, current_replica, id_seed, tier, tokens_before
+from penstock.request_context import created, current_replica, id_seed, tier, tokens_before, turn
 from penstock.serve.http import direct_writer
 from penstock.serve.http.private_listener import PrivateListener
 from penstock.serve.replica.frontend.engine_response import EngineResponse
 from penstock.serve.replica.frontend.rows import RowReceiver
 from penstock.serve.replica.frontend.status_link import StatusLinks, StatusSource
+from penstock.serve.tenancy.fairness import StartTags
 from penstock.transport import continuation, link, multiplexer, rows
 from penstock.transport.connection import STREAM
 from penstock.transport.continuation import CONTINUE, Continuation, Origin
@@ -59,6 +60,7 @@ class Listener:
         self._row_receivers: set[RowReceiver] = set()
         self.open_requests: dict[asyncio.Task[object], EngineResponse] = {}
         self._prompts: dict[EngineResponse, int] = {}  # of online requests, in the order of their arrival
+        self._tags = {work: StartTags() for work in tiers.ENGINE_PRIORITY}
         self.links = StatusLinks(source, self._open_elsewhere, self._tokens_before_engine, self.open_requests)
 
     @classmethod
@@ -158,8 +160,8 @@ class Listener:
         scope["extensions"] = {**scope.get("extensions", {}), TRUSTED: {}}
         work, number = tiers.read(fields.get(link.TIER)), int(fields.get(STREAM, 0))
         given = Continuation.from_header(fields[CONTINUE]) if CONTINUE in fields else None
-        tenant = fields.get(link.TENANT, b"")
-        return await self._run(gateway, scope, receive, send, work, number, given, tenant)
+        tenant, share = fields.get(link.TENANT, b""), fields.get(link.SHARE, b"")
+        return await self._run(gateway, scope, receive, send, work, number, given, tenant, share)
 
     async def _run(
         self,
@@ -171,9 +173,11 @@ class Listener:
         number: int = 0,
         given: Continuation | None = None,
         tenant: bytes = b"",
+        share: bytes = b"",
     ) -> None:
         """work: the request's class. number: of its stream on the multiplexed connection, if it has one.
         given: of a stream that goes on here. tenant: what the id of a stored response says of it.
+        share: as the header.
         """
         if self._refusal is not None:
             await send_error(send, self._refusal, scope["path"], link.turned_away(link.UNTOUCHED))
@@ -189,8 +193,17 @@ class Listener:
         replica_id = origin.replica if origin is not None else self.address.replica_id
         current_replica.set(keeper_name(replica_id, tenant.decode()))
         tier.set(work)
+        price, _, name = share.decode().partition(" ")
+        tag = self._tags[work].tag(name, float(price or 0))
+        turn.set(tag.number)
         sender, batch = self._multiplexers.get(gateway), self._source.batch
-        first_token = batch.first_token if batch is not None and work != tiers.FLEX else None
+        told = batch.first_token if batch is not None and work != tiers.FLEX else None
+
+        def first_token(ttft_s: float) -> None:
+            tag.began()
+            if told is not None:
+                told(ttft_s)
+
         response = EngineResponse(
             *(send, sender, number, self._source.weights, scope["path"], work, first_token),
             origin,
@@ -220,6 +233,9 @@ class Listener:
         finally:
             del self.open_requests[task]
             self._prompts.pop(response, None)
+            if response.has_begun():
+                tag.began()
+            tag.gave_up()
             self._open_by_gateway[gateway] -= 1
             if not self._open_by_gateway[gateway]:
                 del self._open_by_gateway[gateway]  # else gateways that have ended would stay
