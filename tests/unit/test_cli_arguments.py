@@ -59,9 +59,19 @@ def test_hub_id_is_served_under_its_own_name():
     assert (config.model_id, config.model_source) == ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B")
 
 
-def test_folder_is_served_under_the_folders_name(tmp_path: Path):
-    (config,) = make_plan(Arguments(sources=(str(tmp_path),))).configs
-    assert (config.model_id, config.model_source) == (tmp_path.name, str(tmp_path))
+@pytest.mark.parametrize(
+    ("source", "name"), [("qwen", "qwen"), ("link/", "link"), ("..", "models"), ("", "penstock-demo")]
+)
+def test_folder_is_served_under_the_name_by_which_it_is_given(
+    source: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "models" / "qwen").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "models")
+    Path("link").symlink_to("qwen")
+    if source == "..":
+        monkeypatch.chdir("qwen")
+    (config,) = make_plan(Arguments(sources=(source,))).configs
+    assert config.model_id == name
 
 
 def test_url_is_served_under_its_last_name():

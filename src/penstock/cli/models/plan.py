@@ -4,6 +4,7 @@ Only the engine's own parser knows which of its arguments take a value, so `Serv
 `read_engine_words` parses them while Ray starts.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -100,11 +101,10 @@ def is_file(word: str) -> bool:
 
 
 def _id_of(source: str) -> str:
-    """A folder is served under its own name, wherever it is; a hub id as it is."""
+    """A folder, or a link to one, is served under its own name, wherever it is; a hub id as it is."""
     if "://" in source:
         return PurePosixPath(urlsplit(source).path).name or source
-    folder = Path(source)
-    return folder.resolve().name if folder.is_dir() else source
+    return Path(os.path.abspath(source)).name if Path(source).is_dir() else source
 
 
 def _overridden(config: LLMConfig, arguments: Arguments) -> LLMConfig:
