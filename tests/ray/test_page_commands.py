@@ -84,6 +84,11 @@ penstock ctl pause --replica "$(penstock ctl status | awk 'END {print $1}')" """
     Page("docs/serve/routing.md"),
     Page("docs/serve/sources.md"),
 ]
+TUTORIALS = [
+    Page("docs/tutorials/own-model.md"),
+    Page("docs/tutorials/table.md"),
+    Page("docs/tutorials/team.md"),
+]
 
 
 def named(page: Page) -> str:
@@ -140,6 +145,13 @@ def test_pages_that_start_what_they_ask(page: Page, cluster: Cluster, folder: Pa
     }  # a Ray that it starts
     with own_applications(), cluster.simulated():
         page.run(folder, unused(), RAY_ADDRESS=cluster.address, **of_its_own, **cluster.bucket.environment)
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=named)
+def test_a_newcomer_follows_a_tutorial(page: Page, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """With the real engine, and a Ray that the page's commands start."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    page.run(folder, unused())
 
 
 @pytest.mark.parity("X2")
