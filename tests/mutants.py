@@ -52,46 +52,78 @@ TESTS = {
 
 UNNOTICED = {
     "serve/gateway/admission.py": {
-        "break -> continue": "where a higher class cannot go to a replica, no lower one can",
+        "offer: break": {"continue": "where a higher class cannot go to a replica, no lower one can"},
     },
     "serve/routing/simple.py": {
-        "second.busy < first.busy -> (second.busy <= first.busy)": "of two that are alike",
-        "len(candidates) > 1 -> (len(candidates) >= 1)": "the only one is picked either way",
-        "0 -> (1)": "where turns begin",
+        "pick: return Pick(second if second.busy < first.busy else first)": {
+            "second.busy <= first.busy": "of two that are alike",
+        },
+        "pick: if asked.session and len(candidates) > 1:": {
+            "len(candidates) >= 1": "the only one is picked either way",
+        },
+        "__init__: self._turn = 0": {"1": "where turns begin"},
     },
     "data/execution/window.py": {
-        "0.0 -> (1.0)": "before every clock",
-        "now - row.busy_since > self.retry_policy.outage_s"
-        " -> (now - row.busy_since >= self.retry_policy.outage_s)": "the same but for one moment",
-        "one.started > since -> (one.started >= since)": "the same but for one moment",
-        "now - self._outage_since > self.retry_policy.outage_s"
-        " -> (now - self._outage_since >= self.retry_policy.outage_s)": "the same but for one moment",
-        "last > self._answered_at -> (last >= self._answered_at)": "the same but for one moment",
-        "return False -> return None": "both are false",
-        "self._admit() -> pass": "the poller does so within 5 ms",
+        "__init__: self._restarted_at = 0.0": {"1.0": "before every clock"},
+        "__init__: self._answered_at = 0.0": {"1.0": "before every clock"},
+        "_on_unreachable: if now - self._outage_since > self.retry_policy.outage_s:": {
+            "now - self._outage_since >= self.retry_policy.outage_s": "the same but for one moment",
+        },
+        "_busy_too_long: if now - self._outage_since > self.retry_policy.outage_s:": {
+            "now - self._outage_since >= self.retry_policy.outage_s": "the same but for one moment",
+        },
+        "_busy_too_long: return now - row.busy_since > self.retry_policy.outage_s": {
+            "now - row.busy_since >= self.retry_policy.outage_s": "the same but for one moment",
+        },
+        "_may_refuse_all: are_new = all(one.started > since for one in self._in_flight)": {
+            "one.started >= since": "the same but for one moment",
+        },
+        "_may_refuse_all: return may_be_answered and (last is None or last > self._answered_at)": {
+            "last >= self._answered_at": "the same but for one moment",
+        },
+        "_may_refuse_all: return False": {"return None": "both are false"},
+        "start_try: return False": {"return None": "both are false"},
     },
     "data/execution/retry.py": {
-        "status < 500 -> (status <= 500)": "500 may end otherwise, so it never lasts",
-        "500 -> (501)": "as above",
-        "len(body) <= _MOST_ERROR -> (len(body) < _MOST_ERROR)": "of 65,536 bytes one more",
+        "is_lasting: return status < 500 and status not in RETRYABLE_STATUSES | REFUSED_STATUSES": {
+            "status <= 500": "500 may end otherwise, so it never lasts",
+            "501": "as above",
+        },
+        '_envelope: known = len(body) <= _MOST_ERROR and isinstance(_error(body).get("type"), str)': {
+            "len(body) < _MOST_ERROR": "of 65,536 bytes one more",
+        },
     },
     "data/journal/segment.py": {
-        "0o644 -> (421)": "nobody runs a journal",
-        "self._bytes > _MOST_PENDING_BYTES -> (self._bytes >= _MOST_PENDING_BYTES)": "a byte of 16 MiB",
-        "time.monotonic() - began > _OUTAGE_S -> (time.monotonic() - began >= _OUTAGE_S)": "a moment of 300",
+        "__init__: self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)": {
+            "421": "nobody runs a journal",
+        },
+        "append: if self._bytes > _MOST_PENDING_BYTES:": {
+            "self._bytes >= _MOST_PENDING_BYTES": "a byte of 16 MiB"
+        },
+        '_write: if not error.facts.get("retryable") or time.monotonic() - began > _OUTAGE_S:': {
+            "time.monotonic() - began >= _OUTAGE_S": "a moment of 300",
+        },
     },
     "data/journal/lock.py": {
-        "HEARTBEAT_S / 4 -> (HEARTBEAT_S * 4)": "how often a successor looks, not for how long",
-        "time.sleep(HEARTBEAT_S / 4) -> pass": "the same",
-        "4 -> (5)": "the same",
-        "time.monotonic() < deadline -> (time.monotonic() <= deadline)": "the same but for one moment",
-        "0o644 -> (421)": "nobody runs a lock",
-        "4096 -> (4097)": "more than a note is long",
-        "1_000_000 -> (1000001)": "the term of a clock, which only has to grow",
-        "self._file >= 0 -> (self._file > 0)": "0 is the standard input",
+        "_live_claim: time.sleep(HEARTBEAT_S / 4)": {
+            "HEARTBEAT_S * 4": "how often a successor looks, not for how long",
+            "pass": "the same",
+            "5": "the same",
+        },
+        "_live_claim: while before is not None and time.monotonic() < deadline:": {
+            "time.monotonic() <= deadline": "the same but for one moment",
+        },
+        "__init__: self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)": {"421": "nobody runs a lock"},
+        "_lock: raise _locked_by(path.parent.as_posix(), _decoded(os.read(self._file, 4096)))": {
+            "4097": "more than a note is long",
+        },
+        "_next_term: return max(time.time_ns() // 1_000_000, int(highest, 16) + 1)": {
+            "1000001": "the term of a clock, which only has to grow",
+        },
+        "release: if self._file >= 0:": {"self._file > 0": "0 is the standard input"},
     },
 }
-"""Changes that change nothing that anybody can see, and why."""
+"""Changes that nobody can see: by function and line, what stands in the line instead, and why."""
 
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -107,8 +139,14 @@ class Mutant:
     line: int
     text: str
     """Of the whole file, changed."""
-    change: str
-    """The line that changes, before and after."""
+    source: str
+    """The function, and the line of it that changes."""
+    was: str
+    new: str
+
+    @property
+    def is_excused(self) -> bool:
+        return self.new in UNNOTICED.get(self.file, {}).get(self.source, {})
 
 
 def changed(node: ast.AST) -> Iterator[ast.AST]:
@@ -182,11 +220,15 @@ def mutants(file: str) -> list[Mutant]:
             for other in changed(node):
                 new = ast.unparse(ast.fix_missing_locations(other))
                 whole = text.encode()
-                new = f"({new})" if isinstance(node, ast.expr) else new
-                mutated = (whole[:begin] + new.encode() + whole[end:]).decode()
-                was = " ".join(whole[begin:end].decode().split())
-                found.append(Mutant(file, node.lineno, mutated, f"{was} -> {new}"))
-    return list(dict.fromkeys(found))
+                put = f"({new})" if isinstance(node, ast.expr) else new
+                mutated = (whole[:begin] + put.encode() + whole[end:]).decode()
+                source = b"".join(lines[node.lineno - 1 : node.end_lineno])
+                source, was = (" ".join(part.decode().split()) for part in (source, whole[begin:end]))
+                found.append(Mutant(file, node.lineno, mutated, f"{function.name}: {source}", was, new))
+    excuses = {(line, new) for line, changes in UNNOTICED.get(file, {}).items() for new in changes}
+    if unknown := excuses - {(mutant.source, mutant.new) for mutant in found}:
+        raise SystemExit(f"{file}: UNNOTICED names changes that there are not: {unknown}")
+    return list({mutant.text: mutant for mutant in found}.values())
 
 
 class Copies:
@@ -239,14 +281,14 @@ def tried(file: str, chosen: list[Mutant], copies: Copies, pool: Executor) -> fl
     if copies.is_noticed(None, tests, None):
         raise SystemExit(f"{file}: its tests fail as it is")
     limit_s = 30 + 4 * (time.monotonic() - began)
-    chosen = [mutant for mutant in chosen if mutant.change not in UNNOTICED.get(file, {})]
+    chosen = [mutant for mutant in chosen if not mutant.is_excused]
     noticed = 0
     for mutant, is_noticed in zip(
         chosen, pool.map(lambda mutant: copies.is_noticed(mutant, tests, limit_s), chosen), strict=True
     ):
         noticed += is_noticed
         if not is_noticed:
-            print(f"  {file}:{mutant.line}: {mutant.change}", flush=True)
+            print(f"  {file}:{mutant.line}: {mutant.was} -> {mutant.new}", flush=True)
     share = noticed / max(1, len(chosen))
     print(f"{file}: {noticed} of {len(chosen)} noticed, {share:.0%}", flush=True)
     return share
