@@ -38,11 +38,12 @@ TESTS = {
     " http/test_streams_cut http/test_replica_faults http/test_flow",
     "serve/fleet/table.py": "unit/test_table unit/test_routing_policies",
     "serve/routing/simple.py": "unit/test_routing_policies unit/test_table unit/test_routing_adapters",
-    "serve/routing/prefix_affinity.py": "unit/test_routing_policies unit/test_routing_memory"
-    " unit/test_routing_config",
+    "serve/routing/prefix_affinity.py": "unit/test_routing_policies unit/test_routing_adapters"
+    " unit/test_routing_memory",
     "serve/replica/frontend/listener.py": "http/test_link http/test_rows http/test_auth"
     " http/test_replica_faults",
-    "serve/http/connection_limits.py": "http/test_port_limits http/test_work_in_turns http/test_bodies",
+    "serve/http/connection_limits.py": "unit/test_connection_limits http/test_port_limits"
+    " http/test_work_in_turns",
     "data/journal/segment.py": "unit/test_data_journal",
     "data/journal/lock.py": "unit/test_journal_lock unit/test_data_journal",
     "data/execution/window.py": "unit/test_data_window",
@@ -62,6 +63,10 @@ UNNOTICED = {
             "len(candidates) >= 1": "the only one is picked either way",
         },
         "__init__: self._turn = 0": {"1": "where turns begin"},
+    },
+    "serve/routing/prefix_affinity.py": {
+        "pick: if cost < least and replica.busy + 1 <= most:": {"cost <= least": "of two that are alike"},
+        "_worth_a_copy: return False": {"return None": "both are false"},
     },
     "data/execution/window.py": {
         "__init__: self._restarted_at = 0.0": {"1.0": "before every clock"},
@@ -97,6 +102,10 @@ UNNOTICED = {
         "__init__: self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)": {
             "421": "nobody runs a journal",
         },
+        "encode_entry: compact = msgspec.json.format(bytes(outcome.body), indent=-1)": {
+            "2": "any indent below 0 is one line",
+        },
+        "_put: self._lines, self._callbacks, self._bytes = [], [], 0": {"1": "a byte of 16 MiB"},
         "append: if self._bytes > _MOST_PENDING_BYTES:": {
             "self._bytes >= _MOST_PENDING_BYTES": "a byte of 16 MiB"
         },

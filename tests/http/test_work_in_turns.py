@@ -9,7 +9,7 @@ from served import until
 
 from penstock.serve.gateway.body import BodyBudget, NoRoom, RequestBody
 from penstock.serve.http import limits
-from penstock.serve.http.connection_limits import Connections, WorkLimiter
+from penstock.serve.http.connection_limits import Connections
 from penstock.serve.http.direct_writer import of
 from penstock.serve.http.server import Port
 from penstock.serve.http.sockets import bind
@@ -55,17 +55,6 @@ async def test_no_connection_counts_as_waiting_once_it_is_gone(port: Port):
         await asyncio.sleep(0)
     await until(lambda: not connections.open and not port._state.connections)
     assert (connections.open, connections.waiting) == (0, 0)
-
-
-async def test_work_that_waited_counts_in_the_turn_in_which_it_is_done():
-    work, done = WorkLimiter(requests_per_turn=16), []
-    for _ in range(100):
-        work.take(lambda: done.append(1))
-    most = before = len(done)
-    while len(done) < 100:
-        await asyncio.sleep(0)
-        most, before = max(most, len(done) - before), len(done)
-    assert most == 16
 
 
 async def test_a_body_that_was_given_up_is_not_given_up_again():

@@ -1,8 +1,6 @@
 """Whole jobs in this process, with a simulated engine: what is job_spec, what is kept, what is refused."""
 
 import asyncio
-import errno
-import fcntl
 import json
 import os
 import threading
@@ -31,7 +29,7 @@ from penstock.data.job.validation import check_continuation, continued
 from penstock.data.job.worker import InProcessPool
 from penstock.data.journal.answer_cache import AnswerCache, CacheKey
 from penstock.data.journal.index import Index
-from penstock.data.journal.lock import OutputLocked, acquire_lock, is_locked, lost_lock
+from penstock.data.journal.lock import OutputLocked, acquire_lock, lost_lock
 from penstock.data.results.outcome import Outcome
 from penstock.data.storage.paths import LocalPath, RemotePath, storage_path
 from penstock.data.storage.readers import InputRow
@@ -904,51 +902,6 @@ async def test_a_job_that_is_cancelled_while_it_takes_its_lock_leaves_the_output
         await running
     assert await asyncio.to_thread(taken.wait, 10)
     acquire_lock(job_spec.journal).release()
-
-
-def test_asking_for_the_state_of_a_job_is_in_nobodys_way(tmp_path: Path):
-    journal = storage_path(tmp_path)
-    assert not is_locked(journal)
-    mine = acquire_lock(journal)
-    said = (tmp_path / "driver").read_bytes()
-    assert is_locked(journal)
-    assert (tmp_path / "driver").read_bytes() == said
-    mine.release()
-    assert not is_locked(journal)
-    with (tmp_path / "driver").open() as asking:
-        fcntl.flock(asking, fcntl.LOCK_SH)
-        threading.Timer(0.1, fcntl.flock, (asking, fcntl.LOCK_UN)).start()
-        acquire_lock(journal).release()
-
-
-def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch):
-    def none(*args) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", none)
-    with pytest.raises(Unavailable, match=r"driver' cannot be locked: No locks available"):
-        acquire_lock(storage_path(tmp_path))
-
-
-def test_a_lock_that_may_have_been_taken_over_stays_lost(monkeypatch):
-    """The bucket is away for too long, back for one heartbeat, and away again."""
-    written, beats, over = RemotePath.write, iter(range(40)), threading.Event()
-
-    def write(self, data: bytes) -> None:
-        if (beat := next(beats)) == 30:
-            over.set()
-        if beat != 20:
-            raise Unavailable("The bucket cannot be reached.")
-        written(self, data)
-
-    monkeypatch.setattr("penstock.data.journal.lock.HEARTBEAT_S", 0.01)
-    mine = acquire_lock(storage_path("memory://lock-that-is-lost"))
-    monkeypatch.setattr(RemotePath, "write", write)
-    assert over.wait(30)
-    lost = mine.lost()
-    monkeypatch.setattr(RemotePath, "write", written)
-    mine.release()
-    assert lost
 
 
 def test_a_template_of_the_model_that_refuses_a_row_is_its_fault(spec, monkeypatch):

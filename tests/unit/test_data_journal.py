@@ -1,17 +1,23 @@
 """The journal: what it says after processes were killed, and what it does not put up with."""
 
 import errno
+import itertools
+import math
 import os
 import resource
 import threading
 import time
 import tracemalloc
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from bucket import s3_server
+from virtual import Clock, virtual
 
 from penstock.data.backends.protocol import Response
 from penstock.data.execution.retry import classify_response
@@ -148,7 +154,7 @@ def test_rows_of_a_dead_worker_are_read_from_its_segment(tmp_path: Path):
 def test_each_run_has_a_number_of_its_own(tmp_path: Path):
     assert next_run(storage_path(tmp_path)) == 1
     (tmp_path / "job.json").touch()
-    assert next_run(storage_path(tmp_path)) == 1
+    (tmp_path / "notes.jsonl").touch()
     assert next_run(storage_path(tmp_path)) == 1
     write(tmp_path, "0003-driver")
     assert next_run(storage_path(tmp_path)) == 4
@@ -199,98 +205,135 @@ def test_answers_are_read_by_several_threads_at_a_time(tmp_path: Path):
     assert bodies == [b'{"text":"%d"}' % (row % 200) for row in range(2000)]
 
 
-class Failing:
-    """A bucket's folder whose next writes fail: `failures` of them, with `error`."""
-
-    is_local = False
-
-    def __init__(self, failures: int, error: Exception) -> None:
-        self.left, self.error = failures, error
-        self.objects: dict[str, bytes] = {}
-
-    def __truediv__(self, name: str):
-        outer = self
-
-        class Object:
-            def write(self, data: bytes) -> None:
-                if outer.left:
-                    outer.left -= 1
-                    raise outer.error
-                outer.objects[name] = data
-
-        return Object()
-
-
 PASSING = Unavailable("The server cannot be reached.", retryable=True)
 
 
-def test_lines_of_an_object_that_could_not_be_written_are_written_again(monkeypatch):
-    monkeypatch.setattr("penstock.data.journal.segment.SYNC_S", 0.01)
-    monkeypatch.setattr("penstock.data.journal.segment._PAUSE_S", 0.001)
-    folder, durable = Failing(3, PASSING), threading.Event()
+class Bucket:
+    """A bucket's folder, of which the next `failures` writes fail with `error`."""
+
+    is_local = False
+
+    def __init__(self, failures: int = 0, error: Exception = PASSING) -> None:
+        self._left, self._error = failures, error
+        self.objects: dict[str, bytes] = {}
+        self.asked: list[float] = []
+        """When it was asked to write."""
+
+    def __truediv__(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(write=partial(self._write, name))
+
+    def _write(self, name: str, data: bytes) -> None:
+        self.asked.append(time.monotonic())
+        if self._left:
+            self._left -= 1
+            raise self._error
+        self.objects[name] = data
+
+    @property
+    def pauses(self) -> list[float]:
+        return [after - before for before, after in itertools.pairwise(self.asked)]
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    clock = Clock()
+    with virtual(clock):
+        yield clock
+
+
+def test_lines_for_a_bucket_become_an_object_after_a_second_or_when_they_are_many(clock: Clock):
+    folder, durable = Bucket(), list[int]()
     segment = Segment(folder, "0001-a")
-    segment.append(Entry(0, ok()), durable.set)
+    for row in range(2):
+        segment.append(Entry(row, ok()), partial(durable.append, row))
+    clock.sleep(0.9)
+    assert durable == []
+    clock.sleep(0.2)
+    assert durable == [0, 1]
+    segment.append(Entry(2, ok("x" * (16 << 20))), partial(durable.append, 2))
+    clock.sleep(0)
+    assert durable == [0, 1, 2]
+    segment.append(Entry(3, ok()), partial(durable.append, 3))
+    clock.sleep(0)
+    assert durable == [0, 1, 2]
     segment.close()
-    assert durable.is_set()
-    assert list(folder.objects.values()) == [encode_entry(Entry(0, ok()))]
+    assert durable == [0, 1, 2, 3]
+    assert [name.split(".")[2:] for name in folder.objects] == [[f"{n:06d}", "jsonl"] for n in (1, 2, 3)]
 
 
-def test_an_object_is_written_when_much_waits_and_else_now_and_then(monkeypatch):
-    monkeypatch.setattr("penstock.data.journal.segment.SYNC_S", 60.0)
-    monkeypatch.setattr("penstock.data.journal.segment._SLOWEST_SYNC_S", 60.0)
-    monkeypatch.setattr("penstock.data.journal.segment._MOST_PENDING_BYTES", 200)
-    folder, durable = Failing(0, PASSING), [threading.Event() for _ in range(3)]
+def test_in_a_long_run_objects_are_written_less_often(clock: Clock):
+    folder = Bucket()
     segment = Segment(folder, "0001-a")
-    segment.append(Entry(0, ok()), durable[0].set)
-    assert not durable[0].wait(0.1)
-    segment.append(Entry(1, ok("x" * 200)), durable[1].set)
-    assert durable[1].wait(20)
-    assert durable[0].is_set()
-    segment.append(Entry(2, ok()), durable[2].set)
-    assert not durable[2].wait(0.1)
+    for row in range(2002):
+        segment.append(Entry(row, ok()), lambda: None)
+        while len(folder.asked) <= row:
+            clock.step(math.inf)
     segment.close()
-    assert durable[2].is_set()
-    assert [name.split(".")[2:] for name in folder.objects] == [["000001", "jsonl"], ["000002", "jsonl"]]
+    assert (folder.asked[0], *folder.pauses[199::1800]) == pytest.approx((1, 2, 10))
 
 
-def test_a_disk_is_asked_to_keep_only_what_is_new_and_not_too_often(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("penstock.data.journal.segment.SYNC_S", 0.1)
+def test_a_line_that_comes_while_the_last_object_is_written_is_in_another_one(clock: Clock):
+    class Slow(Bucket):
+        def _write(self, name: str, data: bytes) -> None:
+            super()._write(name, data)
+            if len(self.objects) == 1:
+                segment.append(Entry(1, ok()), lambda: None)
+
+    folder = Slow()
+    segment = Segment(folder, "0001-a")
+    segment.append(Entry(0, ok()), lambda: None)
+    clock.sleep(0)
+    segment.close()
+    assert list(folder.objects.values()) == [encode_entry(Entry(row, ok())) for row in range(2)]
+
+
+def test_a_disk_is_asked_to_keep_what_is_new_once_a_second(tmp_path: Path, clock: Clock, monkeypatch):
     synced, real = [], os.fsync
-    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(file), real(file)))
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(clock.now), real(file)))
     open_files = len(os.listdir("/proc/self/fd"))
-    first = Segment(storage_path(tmp_path / "new" / "folder"), "0001-a")
-    second = Segment(storage_path(tmp_path / "new" / "folder"), "0001-b")
+    segment, *others = (
+        Segment(folder, name)
+        for folder in (storage_path(tmp_path / "new" / "folder"), Bucket())
+        for name in ("0001-a", "0001-b")
+    )
     assert {one.daemon for one in threading.enumerate() if one.name == "journal"} == {True}
-    for row in range(300):
-        first.append(Entry(row, ok()), lambda: None)
-        time.sleep(0.0005)
-    time.sleep(0.3)
-    first.close()
-    second.close()
-    assert len(synced) <= 8  # now and then while lines came, and twice at the end of each
+    for row in range(25):
+        segment.append(Entry(row, ok()), lambda: None)
+        clock.sleep(0.1)
+    clock.sleep(60)
+    segment.append(Entry(25, ok()), lambda: None)
+    clock.sleep(0.1)
+    assert synced == pytest.approx([0, 1, 2, 3, 62.5])
+    segment.append(Entry(26, ok()), lambda: None)
+    segment.close()
+    assert len(synced) == 6
+    for other in others:
+        other.close()
     assert len(os.listdir("/proc/self/fd")) == open_files
 
 
-def test_a_bucket_that_is_away_is_asked_again_after_growing_pauses(monkeypatch):
-    paused: list[float] = []
-    monkeypatch.setattr("penstock.data.journal.segment.time.sleep", paused.append)
-    segment = Segment(Failing(6, PASSING), "0001-a")
-    segment.append(Entry(0, ok()), lambda: None)
+def test_a_bucket_that_is_away_is_asked_again_after_growing_pauses(clock: Clock):
+    folder, durable = Bucket(6), list[int]()
+    segment = Segment(folder, "0001-a")
+    segment.append(Entry(0, ok()), partial(durable.append, 0))
     segment.close()
-    assert paused == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    assert folder.pauses == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    assert durable == [0]
+    assert list(folder.objects.values()) == [encode_entry(Entry(0, ok()))]
 
 
-@pytest.mark.parametrize("error", [Unavailable("Access is denied."), PASSING])
-def test_a_bucket_that_cannot_be_written_is_told_at_once_without_another_line(error, monkeypatch):
-    monkeypatch.setattr("penstock.data.journal.segment.SYNC_S", 0.01)
-    monkeypatch.setattr("penstock.data.journal.segment._PAUSE_S", 0.001)
-    monkeypatch.setattr("penstock.data.journal.segment._OUTAGE_S", 0.01)
-    broken: list[Exception] = []
-    seen = threading.Event()
-    segment = Segment(Failing(10**9, error), "0001-a", lambda error: (broken.append(error), seen.set()))
+@pytest.mark.parametrize(
+    ("error", "tries_s"), [(Unavailable("Access is denied."), 0), (PASSING, pytest.approx(305, abs=5))]
+)
+def test_a_bucket_that_cannot_be_written_is_told_without_another_line(
+    error: Exception, tries_s: float, clock: Clock
+):
+    folder, broken = Bucket(10**9, error), list[Exception]()
+    segment = Segment(folder, "0001-a", broken.append)
     segment.append(Entry(0, ok()), lambda: pytest.fail("it is not kept"))
-    assert seen.wait(20)
-    assert str(broken[0]) == f"The journal cannot be written: {error}"
+    clock.sleep(1)
+    assert [str(told) for told in broken] == [f"The journal cannot be written: {error}"]
+    assert folder.asked[-1] - folder.asked[0] == tries_s
     for call in (lambda: segment.append(Entry(1, ok()), lambda: None), segment.close):
         with pytest.raises(Unavailable, match="The journal cannot be written"):
             call()

@@ -205,13 +205,15 @@ async def test_any_number_of_deaths_with_answers_between_them_is_borne():
     assert {(outcome.state, outcome.deaths) for outcome in outcomes} == {("ok", 1)}
 
 
-async def test_an_engine_that_dies_of_everything_is_given_up():
+@pytest.mark.parametrize("words", [(), ("fine",)])
+async def test_an_engine_that_dies_of_everything_is_given_up(words: tuple[str, ...]):
     class Broken(Obedient):
         async def _answer(self, word: str, death: asyncio.Future[None]) -> Response:
-            return await super()._answer("poison", death)
+            return await super()._answer(word if word in words else "poison", death)
 
     backend = Broken(size=64)
     window = Window(backend, QUICK)
+    assert [(await window.run(row(word))).state for word in words] == ["ok"] * len(words)
     results = await asyncio.gather(*(window.run(row(f"row{n}")) for n in range(64)), return_exceptions=True)
     poison = [result for result in results if isinstance(result, Outcome)]
     assert {type(result) for result in results} == {Outcome, EngineDead}
@@ -408,7 +410,7 @@ async def test_there_is_no_room_while_an_engine_starts_or_suspects_run_alone():
     await asyncio.sleep(0)
     next(iter(backend.inside)).set_exception(EngineDead("Killed."))
     await asyncio.sleep(0.01)
-    assert window.available_slots() == 0
+    assert (window.in_flight, window.available_slots()) == (0, 0)
     hung.cancel()
     window = Window(Obedient(), QUICK)
     suspect = asyncio.create_task(window.run(row("hang"), deaths=1))
@@ -545,16 +547,33 @@ async def test_a_model_without_a_template_ends_the_job_with_what_to_do():
 
 
 async def test_who_is_not_reached_is_asked_again_after_growing_pauses():
+    asked: list[int] = []
+
+    class Policy(RetryPolicy):
+        def backoff_s(self, tries: int, requested_s: float | None = None) -> float:
+            asked.append(tries)
+            return 0.0 if tries < 4 else 3600.0
+
     class Gone(Obedient):
         async def send(self, request: RowRequest) -> Response:
-            self.asked["row"] += 1
             raise Unavailable("Nobody there.")
 
-    backend = Gone()
-    asks = asyncio.create_task(Window(backend, RetryPolicy(initial_backoff_s=0.05)).run(row("row")))
-    await asyncio.sleep(0.4)
+    asks = asyncio.create_task(Window(Gone(), Policy()).run(row("row")))
+    await asyncio.sleep(0.02)
+    assert asked == [1, 2, 3, 4]
     asks.cancel()
-    assert 2 <= backend.asked["row"] <= 5  # after at least 0.025, 0.05, 0.1 and 0.2 s
+
+
+@pytest.mark.parametrize("deaths", [0, 1])
+async def test_a_row_that_ends_lets_the_next_one_begin_at_once(deaths: int):
+    backend = Obedient(size=1)
+    window = Window(backend, QUICK)
+    first = asyncio.create_task(window.run(row("row"), deaths))
+    second = asyncio.create_task(window.run(row("hang")))
+    await first
+    await asyncio.sleep(0)
+    assert backend.asked["hang"] == 1
+    second.cancel()
 
 
 async def test_a_deadline_is_over_all_tries_and_the_first_begins_the_wait():

@@ -133,17 +133,23 @@ def test_a_request_waits_for_no_replica_that_has_its_adapter_but_no_room(name: s
     assert gateway.went_to("poet") is not full
 
 
-def test_a_new_prompt_goes_to_the_replica_that_has_its_beginning_and_the_adapter():
-    gateway = Gateway("prefix_affinity")
+@pytest.mark.parametrize(
+    ("busy", "waiting_tokens", "picked", "saved_tokens"),
+    [(3, 0, 0, 1024), (4, 0, 1, 0), (0, 4096, 0, 1024), (0, 4097, 1, 0)],
+)
+def test_of_those_with_the_adapter_the_one_with_the_prompts_beginning_is_picked_within_bounds(
+    busy: int, waiting_tokens: int, picked: int, saved_tokens: int
+):
+    """Up to its share, and until four times as many tokens wait there as its cache saves."""
+    gateway = Gateway("prefix_affinity", replicas=2)
     for replica in gateway.replicas:
         gateway.load(replica, "poet")
-    asked = RoutingRequest("poet", tokens=2000, blocks=tuple(range(1, 21)), home=7)
-    first = gateway.policy.pick(asked, gateway.table.candidates("m"), 0.0)
-    assert first is not None
-    gateway.policy.sent(asked, first.replica, 0.0)  # type: ignore[attr-defined]
-    again = [gateway.policy.pick(asked, gateway.table.candidates("m"), 0.0) for _ in range(20)]
-    assert {pick.replica for pick in again if pick} == {first.replica}
-    assert all(pick.saved_tokens > 1000 for pick in again if pick)
+    asked = RoutingRequest("poet", tokens=1100, blocks=tuple(range(1, 17)), home=7)
+    gateway.policy.sent(asked, gateway.replicas[0], 0.0)  # type: ignore[attr-defined]
+    gateway.table.report(gateway.replicas[0], LoadReport(running=busy, waiting_tokens=waiting_tokens))
+    picks = [gateway.policy.pick(asked, gateway.table.candidates("m"), 0.0) for _ in range(20)]
+    found = {(pick.replica, pick.saved_tokens) for pick in picks if pick}
+    assert found == {(gateway.replicas[picked], saved_tokens)}
 
 
 # -- what the table knows of adapters

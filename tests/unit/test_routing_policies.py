@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -55,6 +56,11 @@ class Gateway:
 
     def pick(self, asked: RoutingRequest, tried: Tried | None = None) -> Pick | None:
         return self.policy.pick(asked, self.table.candidates("m", tried), self.now)
+
+    def picks(self, asked: RoutingRequest) -> set[tuple[str, str]]:
+        """Where a request may go, and why, whatever the dice say."""
+        found = [self.pick(asked) for _ in range(30)]
+        return {(pick.replica.id, pick.why) for pick in found if pick}
 
     def send(self, asked: RoutingRequest) -> Lease:
         pick = self.pick(asked)
@@ -288,13 +294,50 @@ def test_paced_conversations_with_one_system_prompt_use_all_caches(count: int):
     assert max(went.values()) <= 0.6 * went.total() * 2 / count
 
 
-def test_a_popular_prefix_is_not_computed_again_while_caches_fill_alike():
+def begins(number: int, common_bytes: int = 4096) -> RoutingRequest:
+    """A new prompt that has its beginning in common with others, and 256 tokens of its own."""
+    content = b"popular " * (common_bytes // 8) + b"%08d" % number * 128
+    return RoutingRequest(tokens=len(content) // 4, blocks=blocks(content), home=home(content[:common_bytes]))
+
+
+@pytest.mark.parametrize(
+    ("sent", "common_bytes", "others_new", "others_wait", "picked"),
+    [
+        (7, 4096, 0, 0, ("a", "affinity")),
+        (8, 4096, 0, 0, ("b", "spread")),
+        (8, 256, 0, 0, ("b", "spread")),
+        (8, 4096, 1089, 0, ("b", "spread")),  # and the 1,024 in common, twice: one less than 1380 + 8 * 356
+        (8, 4096, 1090, 0, ("a", "affinity")),
+        (15, 4096, 0, 104, ("b", "spread")),
+        (15, 4096, 0, 105, ("a", "affinity")),  # (1380 + 15 * 356) / 64
+    ],
+)
+def test_a_popular_prefix_is_computed_again_where_less_is_new_and_less_waits(
+    sent: int, common_bytes: int, others_new: int, others_wait: int, picked: tuple[str, str]
+):
     gateway = Gateway("prefix_affinity", "a", "b")
-    gateway.policy.sent(prompt("popular"), gateway.replica("a"), 0.0)
-    for number in range(100):
-        gateway.policy.sent(prompt(f"other {number}", 4000), gateway.replica("b"), 0.0)
-    went = list(paced_conversations(gateway, 20, ("popular " * 500)[:4000]))
-    assert set(went) == {"a"}
+    for number in range(1 + sent):
+        gateway.policy.sent(begins(number, common_bytes), gateway.replica("a"), 0.0)
+    if others_new:  # an answer's 100 tokens among them
+        gateway.policy.sent(prompt("other", others_new - 100), gateway.replica("b"), 0.0)
+    gateway.report("b", waiting_tokens=others_wait)
+    assert gateway.picks(begins(99, common_bytes)) == {picked}
+
+
+@pytest.mark.parametrize(
+    ("sent", "others_new", "leaves", "spreads"),
+    [(15, 4000, "", False), (16, 4000, "", True), (16, 500, "", False), (8, 500, "a", True)],
+)
+def test_all_that_have_a_popular_prefix_count_until_they_leave(
+    sent: int, others_new: int, leaves: str, spreads: bool
+):
+    gateway = Gateway("prefix_affinity", "a", "b", "c")
+    gateway.policy.sent(prompt("other", others_new), gateway.replica("a"), 0.0)
+    gateway.policy.sent(begins(-1), gateway.replica("a"), 0.0)
+    for number in range(1 + sent):
+        gateway.policy.sent(begins(number), gateway.replica("b"), 0.0)
+    gateway.members(*{"a", "b", "c"} - {leaves})
+    assert (("c", "spread") in gateway.picks(begins(99))) is spreads
 
 
 def test_the_turns_of_a_conversation_stay_together_when_its_first_goes_elsewhere():
@@ -365,37 +408,73 @@ def test_prompts_without_a_whole_block_go_by_load():
     assert {gateway.went_to(RoutingRequest(tokens=5)) for _ in range(10)} == {"b"}
 
 
+@pytest.mark.parametrize(
+    ("holders", "why"),
+    [([1, 1, 1], "affinity"), ([1, 1, 1, 1], "balance"), ([7, 1], "affinity"), ([8, 1], "balance")],
+)
+def test_the_longest_matches_are_weighed_of_three_lengths_or_eight_replicas(holders: list[int], why: str):
+    """The last one is the only one that is not beyond its share."""
+    gateway = Gateway("prefix_affinity", *names(20))
+    members = iter(names(sum(holders)))
+    for length, count in enumerate(holders):
+        for name in itertools.islice(members, count):
+            gateway.policy.sent(prompt("hot", 4096 >> length), gateway.replica(name), 0.0)
+            if length < len(holders) - 1:
+                gateway.report(name, running=50)
+    assert {why for _, why in gateway.picks(prompt("hot", 4096))} == {why}
+
+
+def test_the_more_requests_come_from_other_gateways_the_more_of_a_prompt_its_home_has():
+    gateway = Gateway("prefix_affinity", *names(16))
+    for name in names(16):
+        gateway.report(name, running=4, elsewhere=1)
+    pick = gateway.pick(prompt("hot", 1000))
+    assert pick is not None
+    assert (pick.why, pick.saved_tokens) == ("home", 250)
+
+
+def test_a_home_passes_on_what_is_beyond_its_share_to_the_same_next_one():
+    gateway = Gateway("prefix_affinity", *names(4))
+    for name in names(4):
+        gateway.report(name, running=1, elsewhere=1)
+    [(home, why)] = gateway.picks(prompt("hot"))
+    assert why == "home"
+    gateway.report(home, running=ALWAYS - 1, elsewhere=ALWAYS - 1)
+    assert gateway.picks(prompt("hot")) == {(home, "home")}
+    gateway.report(home, running=ALWAYS, elsewhere=ALWAYS)
+    [(other, why)] = gateway.picks(prompt("hot"))
+    assert (why, other == home) == ("home", False)
+
+
 @pytest.mark.parity("S34")
-def test_a_replica_with_the_prefix_is_left_when_it_is_busier_than_allowed():
-    def homes(**options: Any) -> set[str]:
-        gateway = Gateway("prefix_affinity", "one", "two", **options)
-        return {gateway.send(prompt("shared " * 2000, 4000)).replica.id for _ in range(4)}
-
-    assert len(homes()) == 1
-    assert homes(most_busier=0) == {"one", "two"}
-
-
-@pytest.mark.parity("S34")
-def test_a_match_of_too_small_a_share_of_the_prompt_does_not_count():
-    def why(least_match: float) -> str:
-        gateway = Gateway("prefix_affinity", "one", "two", least_match=least_match)
-        text = "shared " * 600  # 4,200 of 40,000 bytes
-        gateway.table.release(gateway.send(prompt(text, 1050)))
-        pick = gateway.pick(prompt(text + "and then other words " * 1700, 10_000))
-        assert pick is not None
-        return pick.why
-
-    assert (why(0.0), why(0.5)) == ("affinity", "balance")
+@pytest.mark.parametrize(("busier", "picked"), [(0, "one"), (2, "one"), (3, "two")])
+def test_a_replica_with_the_prefix_is_left_when_it_is_busier_than_allowed(busier: int, picked: str):
+    gateway = Gateway("prefix_affinity", "one", "two", most_busier=2)
+    gateway.policy.sent(prompt("hot"), gateway.replica("one"), 0.0)
+    gateway.report("one", running=busier)
+    assert {name for name, _ in gateway.picks(prompt("hot"))} == {picked}
 
 
 @pytest.mark.parity("S34")
-def test_no_more_than_so_many_characters_are_remembered():
-    def why(most_chars: int | None) -> str:
-        gateway = Gateway("prefix_affinity", "one", "two", most_chars=most_chars)
-        for number in range(12):
-            gateway.table.release(gateway.send(prompt(f"{number} " * 2000, 1000)))
-        pick = gateway.pick(prompt("0 " * 2000, 1000))
-        assert pick is not None
-        return pick.why
+@pytest.mark.parametrize(("least_match", "why"), [(0.0, "affinity"), (0.5, "affinity"), (0.51, "balance")])
+def test_a_match_of_too_small_a_share_of_the_prompt_does_not_count(least_match: float, why: str):
+    gateway = Gateway("prefix_affinity", "one", "two", least_match=least_match)
+    gateway.policy.sent(prompt("hot", 1024), gateway.replica("one"), 0.0)
+    assert {why for _, why in gateway.picks(prompt("hot", 2048))} == {why}
 
-    assert (why(None), why(8_000)) == ("affinity", "balance")
+
+@pytest.mark.parity("S34")
+@pytest.mark.parametrize(
+    ("options", "least", "most"),
+    [
+        ({}, 11_000, 12_000),
+        ({"most_chars": 20_000}, 4000, 5000),
+        ({"most_chars": 20_000, "cut_to_chars": 8_000}, 1000, 4000),
+    ],
+)
+def test_no_more_than_so_many_characters_are_remembered(options: dict[str, int], least: int, most: int):
+    gateway = Gateway("prefix_affinity", "one", **options)
+    for number in range(12):
+        gateway.policy.sent(prompt(f"{number} "), gateway.replica("one"), 0.0)
+    picks = [gateway.pick(prompt(f"{number} ")) for number in range(12)]
+    assert least <= sum(pick.saved_tokens for pick in picks if pick) <= most

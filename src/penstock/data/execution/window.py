@@ -232,7 +232,6 @@ class Window:
             self._give_up(error)
         finally:
             self._restart = None
-        self._admit()
 
     async def _on_unreachable(self, row: _Row, error: Unavailable) -> None:
         now = time.monotonic()

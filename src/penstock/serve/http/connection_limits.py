@@ -148,4 +148,4 @@ def _key(address: str) -> str:
     if ":" not in address:
         return address
     found = ipaddress.IPv6Address(address.partition("%")[0])
-    return str(found.ipv4_mapped or ipaddress.IPv6Network((int(found) >> 64 << 64, 64)))
+    return str(found.ipv4_mapped or int(found) >> 64)

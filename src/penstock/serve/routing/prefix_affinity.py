@@ -70,8 +70,6 @@ class PrefixAffinity:
         if asked.adapter and (pick := self._pick_for_adapter(asked, candidates)):
             return pick
         spare = self._less_loaded(two(candidates), now)
-        if not asked.blocks and not asked.home:
-            return Pick(spare)
         most = min(share(candidates, spare), spare.busy + self._most_busier + 1)
         homes = self._homes(asked, candidates, most) if asked.home else ()
         known = asked.blocks[: self._index.known(asked.blocks)]
@@ -145,7 +143,7 @@ class PrefixAffinity:
         """Replicas that were sent part of the prompt, longest prefix first."""
         seen: Holders = ()
         weighed = levels = 0
-        for i in range(len(known) - 1, -1, -1):
+        for i in reversed(range(len(known))):
             holders = self._index.holders(known[i])
             if holders == seen:
                 continue
