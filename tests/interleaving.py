@@ -341,6 +341,11 @@ def disturbed(
     return first.reached
 
 
+def virtually(scenario: Scenario, seed: int = 0) -> None:
+    """Runs it once, undisturbed. seed: of the order of tasks that are ready at the same time."""
+    _run(scenario, _Plan(None), seed)
+
+
 def ended(*expected: type[BaseException]) -> Callable[[asyncio.Task[Any]], Any]:
     """Reads a task's end: its result, or its error if that is expected, or its cancellation."""
     return functools.partial(_ended, expected)
