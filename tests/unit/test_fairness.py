@@ -166,19 +166,20 @@ def test_an_engine_that_takes_lower_numbers_first_serves_tenants_alike():
     assert order.index("o") <= order.index("l", start) + 14
     rest = Counter(order[order.index("o") :])
     assert max(rest.values()) - min(rest.values()) <= 2
-    assert tags.tag("", 0.0).number == waiting[0][0]
+    assert tags.now == waiting[0][0]
 
 
 def test_requests_that_an_engine_never_began_cost_nothing_and_hold_up_nobody():
     tags = StartTags()
     flood = [tags.tag("flood", 10.0) for _ in range(50)]
     for tag in flood[20:]:
-        tag.gave_up()
-        tag.gave_up()
+        tag.ended(lambda: False)
+        tag.ended(lambda: False)
     assert tags.tag("light", 10.0).number == 0  # not behind those that are still there
     assert tags.tag("flood", 10.0).number == 200
     flood[0].began()
-    flood[0].gave_up()
+    flood[0].ended(lambda: False)
+    flood[1].ended(lambda: True)
     assert tags.tag("flood", 10.0).number == 210
 
 

@@ -100,10 +100,10 @@ def test_a_window_counts_what_the_last_minute_had(steps: list[tuple[int, int]]):
     for gap, count in steps:
         second += gap
         window.move(second)
-        window.add(count)
+        window.add(count, second)
         counted.append((second, count))
         assert window.used == sum(n for at, n in counted if at > second - 60)
-        wait_s = window.wait_s(1)
+        wait_s = window.wait_s(1, second)
         oldest = min(at for at, _ in counted if at > second - 60)
         assert second + wait_s == oldest + 60
 

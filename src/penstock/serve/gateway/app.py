@@ -323,7 +323,8 @@ class Gateway:
         route = request.route
         named = content.fields.model or request.queried("model")
         catalogue = self._catalogue.only(request.models)
-        mark = None if (grant := request.grant) is None else _mark(grant.tenant)
+        about, grant = stored_responses.is_about(route), request.grant
+        mark = _mark(grant.tenant) if about and grant is not None else None
         keeper = stored_responses.keeper(self._table, route, content.fields, mark)
         if route.argument and keeper is None and not named and catalogue.default is None:
             raise stored_responses.unknown(route.argument)  # no model is the default that could know it
@@ -349,7 +350,7 @@ class Gateway:
             adapter,
             keeper,
             tier,
-            (mark or "") if stored_responses.is_about(route) else "",
+            mark or "",
             request.meter,
         )
         await request.while_connected(self._dispatch.answer(model.id, upstream, reply))
@@ -391,7 +392,7 @@ class Gateway:
         assert self._tenants is not None
         failed = reply.broken or (reply.status or 0) >= 400
         refused = (reply.status or 200) >= 400 or (reply.status is None and not request.gone)
-        reached = any(part == timing.REPLICA for part, _ in reply.timing.laps)
+        reached = timing.REPLICA in dict(reply.timing.laps)
         tokens = meter.tokens(answered=reached and not refused)
         model = reply.answered_by or (request.metrics.model_id if request.metrics else "")
         self._tenants.end(meter, model, tokens, failed=failed)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 W = TypeVar("W")
@@ -54,23 +54,21 @@ class StartTags:
     def __init__(self) -> None:
         self._paid: dict[str, float] = {}
         self._waiting: list[int] = []  # sorted
-        self._now = 0
+        self.now = 0  # number of a request without a tenant
 
     def tag(self, tenant: str, price: float) -> StartTag:
-        """For a new request. price: over the tenant's weight. One without a tenant pays nothing."""
-        if not tenant:
-            return StartTag(self, tenant, price, self._now, waits=False)
-        start = max(self._now, self._paid.get(tenant, 0.0))
+        """For a new request of a tenant. price: over its weight."""
+        start = max(self.now, self._paid.get(tenant, 0.0))
         self._paid[tenant] = start + price
         insort(self._waiting, int(start))
-        self._now = self._waiting[0]
-        return StartTag(self, tenant, price, int(start), waits=True)
+        self.now = self._waiting[0]
+        return StartTag(self, tenant, price, int(start))
 
     def remove(self, tag: StartTag, price: float) -> None:
         """It waits no longer. price: to give back."""
         self._paid[tag.tenant] -= price
         del self._waiting[bisect_left(self._waiting, tag.number)]
-        self._now = self._waiting[0] if self._waiting else tag.number
+        self.now = self._waiting[0] if self._waiting else tag.number
 
 
 class StartTag:
@@ -78,8 +76,8 @@ class StartTag:
 
     __slots__ = ("_price", "_tags", "_waits", "number", "tenant")
 
-    def __init__(self, tags: StartTags, tenant: str, price: float, number: int, *, waits: bool) -> None:
-        self._tags, self._price, self._waits = tags, price, waits
+    def __init__(self, tags: StartTags, tenant: str, price: float, number: int) -> None:
+        self._tags, self._price, self._waits = tags, price, True
         self.tenant, self.number = tenant, number
 
     def began(self) -> None:
@@ -88,11 +86,11 @@ class StartTag:
             self._waits = False
             self._tags.remove(self, 0.0)
 
-    def gave_up(self) -> None:
-        """The request has ended, and the engine has not begun with it, as far as is known."""
+    def ended(self, has_begun: Callable[[], bool]) -> None:
+        """The request has ended. has_begun: whether the engine had begun with it, if nobody has said so."""
         if self._waits:
             self._waits = False
-            self._tags.remove(self, self._price)
+            self._tags.remove(self, 0.0 if has_begun() else self._price)
 
 
 class _Account(Generic[W]):

@@ -29,7 +29,7 @@ _UNTOLD = 0.03
 """Of a limit for a minute, what all gateways together may count that have not asked for a part of it."""
 
 _SHORT_WAIT_S = 1
-_NO_LIMIT = 1 << 62
+_NO_LIMIT = _NEVER = 1 << 62
 _WHAT = ("requests", "tokens")
 _REMAINING = [f"x-ratelimit-remaining-{what}".encode() for what in _WHAT]
 _RESETS = [
@@ -75,66 +75,70 @@ class MinuteLimit:
     may count of it. asked: since the last report. kind: 0 for requests, 1 for tokens.
     """
 
-    __slots__ = ("_second", "_slots", "asked", "cap", "field", "kind", "most", "newest", "used")
+    __slots__ = ("_counts", "_oldest", "asked", "cap", "field", "kind", "most", "used")
 
     def __init__(self, kind: int) -> None:
         self.kind = kind
         self.most = self.cap = _NO_LIMIT
         self.field: Field = (b"", b"")  # of the limit
-        self.asked = self.used = self._second = 0
-        self._slots = [0] * WINDOW_S
-        self.newest = -WINDOW_S  # the second of the last count
+        self.asked = self.used = 0
+        self._counts: dict[int, int] = {}  # by second, in their order
+        self._oldest = _NEVER  # second with a count
 
     def move(self, second: int) -> None:
         """Forgets what is older than the window that ends with `second`."""
-        before, slots = self._second, self._slots
-        if second <= before:
-            return
-        if second - before >= WINDOW_S:
-            if self.used:
-                self._slots, self.used = [0] * WINDOW_S, 0
-        elif self.used:
-            for old in range(before + 1, second + 1):
-                self.used -= slots[old % WINDOW_S]
-                slots[old % WINDOW_S] = 0
-        self._second = second
+        while second - self._oldest >= WINDOW_S:
+            self.used -= self._counts.pop(self._oldest)
+            self._oldest = next(iter(self._counts), _NEVER)
 
     def fits(self, count: int, second: int) -> bool:
         """What is more than the gateway's cap fits into an empty window."""
-        if second > self._second:
+        if second - self._oldest >= WINDOW_S:
             self.move(second)
         self.asked += count
         return self.used + count <= self.cap or (not self.used and count <= self.most)
 
-    def add(self, count: int) -> None:
-        self._slots[self._second % WINDOW_S] += count
+    def add(self, count: int, second: int) -> None:
+        counts = self._counts
+        if not counts:
+            self._oldest = second
+        counts[second] = counts.get(second, 0) + count
         self.used += count
-        self.newest = self._second
 
     def correct(self, begun: int, difference: int, second: int) -> None:
         """What was counted in the second `begun` was wrong by so much. What is too old is not returned."""
-        if second > self._second:
+        if second - self._oldest >= WINDOW_S:
             self.move(second)
-        if self._second - begun < WINDOW_S:
-            self._slots[begun % WINDOW_S] += difference
+        if begun in self._counts:
+            self._counts[begun] += difference
             self.used += difference
         elif difference > 0:
-            self.add(difference)
+            self.add(difference, second)
 
-    def wait_s(self, excess: int) -> int:
+    def wait_s(self, excess: int, second: int) -> int:
         """Seconds until `excess` of what was counted is forgotten."""
-        for second in range(self._second - WINDOW_S + 1, self._second + 1):
-            excess -= self._slots[second % WINDOW_S]
+        for counted, count in self._counts.items():
+            excess -= count
             if excess <= 0:
-                return second + WINDOW_S - self._second
+                return counted + WINDOW_S - second
         return WINDOW_S
+
+    def left(self, second: int) -> int:
+        """What this gateway may still count."""
+        if second - self._oldest >= WINDOW_S:
+            self.move(second)
+        return self.cap - self.used
+
+    def reset_s(self, second: int) -> int:
+        """Seconds until all that was counted is forgotten."""
+        return next(reversed(self._counts)) + WINDOW_S - second if self.used else 0
 
     def report(self, second: int) -> Rate:
         self.move(second)
         asked, self.asked = self.asked, 0
         return Rate(self.most, self.used, asked)
 
-    def refusal(self, name: str, count: int) -> RateLimited:
+    def refusal(self, name: str, count: int, second: int) -> RateLimited:
         """Where the others use the rest, that may change within a second."""
         what, excess = _WHAT[self.kind], self.used + count - self.most
         if count > self.most:
@@ -143,7 +147,7 @@ class MinuteLimit:
                 "Shorten the prompt, or ask for fewer tokens.",
                 should_retry="false",
             )
-        wait_s = self.wait_s(excess) if excess > 0 else _SHORT_WAIT_S
+        wait_s = self.wait_s(excess, second) if excess > 0 else _SHORT_WAIT_S
         had = f"{self.used}" if self.cap == self.most else f"{self.used} here and the rest elsewhere"
         return RateLimited(
             f"'{name}' may have {self.most} {what} in a minute; it has had {had}, and this would be {count} "
@@ -275,7 +279,7 @@ class Allowance:
             )
         for limit, count in ((self.requests, 1), (self.tokens, tokens)):
             if limit is not None and not limit.fits(count, second):
-                return limit.refusal(self.name, count)
+                return limit.refusal(self.name, count, second)
         for what, budget, period, ends in (
             ("today", self.day, today.day, today.day_ends),
             ("this month", self.month, today.month, today.month_ends),
@@ -289,12 +293,12 @@ class Allowance:
                 )
         raise AssertionError("nothing refuses the request")
 
-    def reserve(self, tokens: int) -> None:
+    def reserve(self, tokens: int, second: int) -> None:
         self.open += 1
         if self.requests is not None:
-            self.requests.add(1)
+            self.requests.add(1, second)
         if self.tokens is not None:
-            self.tokens.add(tokens)
+            self.tokens.add(tokens, second)
         if self.day is not None:
             self.day.reserved += tokens
         if self.month is not None:
@@ -331,7 +335,7 @@ def reserve(
         if not one.fits(tokens, second, today):
             raise one.refusal(tokens, second, today, seconds)
     for one in allowances:
-        one.reserve(tokens)
+        one.reserve(tokens, second)
 
 
 def headers(allowances: Sequence[Allowance], second: int) -> list[Field]:
@@ -341,12 +345,9 @@ def headers(allowances: Sequence[Allowance], second: int) -> list[Field]:
         tightest, least = None, _NO_LIMIT
         for one in allowances:
             found = one.tokens if kind else one.requests
-            if found is not None:
-                found.move(second)
-                if (left := found.cap - found.used) < least:
-                    tightest, least = found, left
+            if found is not None and (left := found.left(second)) < least:
+                tightest, least = found, left
         if tightest is not None:
-            reset_s = tightest.newest + WINDOW_S - second if tightest.used else 0
-            left = (_REMAINING[kind], b"%d" % least if least > 0 else b"0")
-            fields += (tightest.field, left, _RESETS[kind][reset_s])
+            shown = (_REMAINING[kind], b"%d" % least if least > 0 else b"0")
+            fields += (tightest.field, shown, _RESETS[kind][tightest.reset_s(second)])
     return fields

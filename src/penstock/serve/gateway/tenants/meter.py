@@ -17,11 +17,8 @@ _USAGE = b'"usage"'
 _REPORT = re.compile(rb'"usage"\s*:\s*\{')
 _NOTHING = re.compile(rb'"usage"\s*:\s*null')
 _REPORT_BYTES = 1024
-_COUNT = re.compile(
-    rb'"(prompt_tokens|input_tokens|completion_tokens|output_tokens|cached_tokens|cache_read_input_tokens)"'
-    rb"\s*:\s*(\d+)"
-)
-_PROMPT, _OUTPUT = (b"prompt_tokens", b"input_tokens"), (b"completion_tokens", b"output_tokens")
+_COUNT = re.compile(rb'"(prompt|input|completion|output|cached|cache_read_input)_tokens"\s*:\s*(\d+)')
+_PROMPT, _OUTPUT = (b"prompt", b"input"), (b"completion", b"output")
 """Quotes in generated text are escaped, so that it cannot match."""
 
 _EVENT, _EVENT_END = b"data: ", b"\n\n"

@@ -193,14 +193,17 @@ class Listener:
         replica_id = origin.replica if origin is not None else self.address.replica_id
         current_replica.set(keeper_name(replica_id, tenant.decode()))
         tier.set(work)
-        price, _, name = share.decode().partition(" ")
-        tag = self._tags[work].tag(name, float(price or 0))
-        turn.set(tag.number)
+        tags, tag = self._tags[work], None
+        if share:
+            price, _, name = share.decode().partition(" ")
+            tag = tags.tag(name, float(price))
+        turn.set(tags.now if tag is None else tag.number)
         sender, batch = self._multiplexers.get(gateway), self._source.batch
         told = batch.first_token if batch is not None and work != tiers.FLEX else None
 
         def first_token(ttft_s: float) -> None:
-            tag.began()
+            if tag is not None:
+                tag.began()
             if told is not None:
                 told(ttft_s)
 
@@ -233,9 +236,8 @@ class Listener:
         finally:
             del self.open_requests[task]
             self._prompts.pop(response, None)
-            if response.has_begun():
-                tag.began()
-            tag.gave_up()
+            if tag is not None:
+                tag.ended(response.has_begun)
             self._open_by_gateway[gateway] -= 1
             if not self._open_by_gateway[gateway]:
                 del self._open_by_gateway[gateway]  # else gateways that have ended would stay
