@@ -28,7 +28,7 @@ _MOST_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One model's replica, process `pid`, entered `phase` at `at`.
+    """One model's replica, process `pid`, entered `phase` at `at`; without a model, `phase` is a `note`.
 
     Units: at in seconds of this machine's monotonic clock, which its processes share.
     """
@@ -54,6 +54,11 @@ def report(model_id: str, phase: str) -> None:
             sock.sendto(line.encode(), address)
     except OSError:
         return
+
+
+def note(text: str) -> None:
+    """Has the command say it."""
+    report("", text)
 
 
 def log_stream() -> TextIO:

@@ -70,6 +70,10 @@ class Command:
                     return
         raise AssertionError(f"{text!r} was never printed:\n" + "\n".join([*self.out, *self.err]))
 
+    def said(self, *texts: str) -> bool:
+        """Whether a line with all of these was printed."""
+        return any(all(text in line for text in texts) for line in [*self.out, *self.err])
+
     def work(self) -> psutil.Process:
         """The process that does the work, a child of the one that was started."""
         (work,) = psutil.Process(self.pid).children()

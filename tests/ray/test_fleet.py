@@ -22,7 +22,7 @@ TITLE = "ray::ServeReplica:penstock:"
 
 
 class Service:
-    """`penstock serve` of a file, and the commands that change it."""
+    """`penstock serve` of fleet.yaml, and the commands that change it by another file."""
 
     def __init__(self, command: Command, file: Path, port: int) -> None:
         self.command, self.file = command, file
@@ -72,8 +72,8 @@ def fleet(**models: dict[str, Any]) -> dict[str, Any]:
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     file, port = tmp_path_factory.mktemp("fleet") / "fleet.yaml", unused()
     file.write_text(yaml.safe_dump(fleet(a={}, b={})))
-    with serving(str(file), "--port", str(port), PENSTOCK_ADMIN_KEY=KEY) as command:
-        yield Service(command, file, port)
+    with serving(str(file), "--port", str(port), "--watch", PENSTOCK_ADMIN_KEY=KEY) as command:
+        yield Service(command, file.with_name("next.yaml"), port)
 
 
 def test_an_apply_keeps_engines_and_a_rollback_takes_it_back(service: Service):
@@ -81,6 +81,7 @@ def test_an_apply_keeps_engines_and_a_rollback_takes_it_back(service: Service):
     file = service.write(a={"aliases": ["x"]}, b={})
     assert "a: live" in service.run("plan", file, "--check", code=3)
     assert "Version 2: applied." in service.run("apply", file)
+    wait_until(lambda: service.command.said("Version 2 of the fleet, by"), 10)
     assert service.ask("x").json()["model"] == "x"
     assert "Nothing changes." in service.run("apply", file)
     service.run("rollback")
@@ -102,6 +103,27 @@ def test_a_broken_file_changes_nothing(service: Service):
     file = service.write(a={"engine_kwargs": {"no_such": 1}}, b={})
     assert "no_such" in service.run("apply", file, code=2)
     assert (service.pids(), service.newest()) == before
+
+
+def test_a_file_that_is_watched_is_applied_when_it_is_saved(service: Service):
+    version, watched = service.newest()["version"], service.file.with_name("fleet.yaml")
+    before = watched.read_text()
+
+    def save(text: str) -> None:
+        service.file.write_text(text)
+        service.file.rename(watched)  # as editors do
+
+    save("llm_configs: [{llm_engine: sim}]")
+    wait_until(lambda: service.command.said("Nothing changes: ", "model_loading_config"), 20)
+    assert service.newest()["version"] == version
+    save(yaml.safe_dump(fleet(a={"aliases": ["watched"]}, b={})))
+    wait_until(lambda: service.newest()["version"] > version, 30)
+    wait_until(lambda: service.newest()["outcome"] == "applied", 60)
+    assert service.ask("watched").status_code == 200
+    save(before)
+    wait_until(lambda: service.newest()["version"] > version + 1, 30)
+    wait_until(lambda: service.newest()["outcome"] == "applied", 60)
+    assert service.ask("watched").status_code == 404
 
 
 def test_only_the_version_that_is_named_is_changed(service: Service):

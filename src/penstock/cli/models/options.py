@@ -55,6 +55,7 @@ class Arguments:
     )
     name: str = option("Name of the Serve application.", "penstock")
     log_format: LogFormat | None = option("Format of log lines.", show_default="text")
+    watch: bool = option("Apply CONFIG.yaml again each time it is saved.", False)
     verbose: bool = option("Show what Ray and the engines print.", False)
 
 

@@ -72,6 +72,8 @@ def make_plan(arguments: Arguments) -> ServePlan:
         raise config_error(problems)
     if len(configs) > 1:
         _refuse_for_several(configs, arguments)
+    if arguments.watch and not any(map(is_file, arguments.sources)):
+        raise ConfigError("--watch needs a config file to watch.")
     gateway = _gateway([application.args.gateway for application in applications], arguments)
     rest = _rest([application.args for application in applications])
     serving = LLMServingArgs(llm_configs=configs, gateway=gateway, **rest)

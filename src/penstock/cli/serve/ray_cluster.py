@@ -31,7 +31,7 @@ _ENVIRONMENT = {
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
 }
 _LOOK_S = 0.1
-_RECORD_S = 30.0
+_CONTROL_S = 120.0
 
 
 class Cluster:
@@ -102,7 +102,19 @@ class Cluster:
         from ray import serve
 
         control = serve.get_deployment_handle("LLMControl", app_name=name)
-        control.record.remote(start, fleet, "penstock serve").result(timeout_s=_RECORD_S)
+        control.record.remote(start, fleet, "penstock serve").result(timeout_s=_CONTROL_S)
+
+    def save(self, name: str, fleet: dict[str, Any]) -> str:
+        """Has an application's control apply a fleet, see `LLMControl.save`."""
+        from ray import serve
+        from ray.exceptions import RayError
+        from ray.serve.exceptions import RayServeException
+
+        control = serve.get_deployment_handle("LLMControl", app_name=name)
+        try:
+            return control.save.remote(fleet, "penstock serve --watch").result(timeout_s=_CONTROL_S)
+        except (RayError, RayServeException, TimeoutError) as error:
+            return f"The change is not applied, save it again; control does not answer: {error}"
 
     def here(self) -> str:
         """Ray's resource that only the node of this process has."""

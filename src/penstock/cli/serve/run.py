@@ -158,6 +158,8 @@ class _Command:
         match event:
             case startup.Note(text) if not self._ending:
                 self._display.say(text)
+            case progress.Step("", text):
+                self._show(startup.Note(text))
             case progress.Step(model_id, phase, pid, at):
                 is_part = pid == os.getpid()
                 label = model_id if is_part else self._label(model_id, pid)

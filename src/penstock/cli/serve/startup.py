@@ -19,16 +19,18 @@ from penstock import progress
 from penstock.cli.client.service import Service
 from penstock.cli.models.engine_arguments import read_engine_words
 from penstock.cli.models.options import Arguments
-from penstock.cli.models.plan import ServePlan, gateway_options
+from penstock.cli.models.plan import ServePlan, gateway_options, make_plan
 from penstock.cli.serve.ray_cluster import Cluster, cpus_needed, preprocessors
+from penstock.cli.serve.watch import WatchedFiles
 from penstock.config.fleet.document import StartSettings, document, keys_of_environment
-from penstock.errors import ConfigError, EngineStartFailed, Unavailable, reason
+from penstock.errors import ConfigError, EngineStartFailed, Error, Unavailable, reason
 from penstock.json_logs import LOG_FORMAT
 from penstock.processes.lifeline import when_ended
 
 ARGUMENTS, RAY, SERVE, SERVICE = "Engine arguments", "Ray", "Serve", "Service"
 
 _LOOK_S = 0.1
+_WATCH_S = 0.5
 _STREAMS_S = 2.0
 _RAY_PROCESSES = ("gcs_server", "raylet")
 _OVER = ("DEPLOY_FAILED", "UNHEALTHY")
@@ -140,6 +142,8 @@ class Steps:
                 plan = engine_arguments.result()
         self._deploy(cluster, plan)
         self._wait_until_serving(cluster, plan)
+        if self._arguments.watch:
+            self._watch(cluster, plan)
 
     def _deploy(self, cluster: Cluster, plan: ServePlan) -> None:
         from penstock.serve.builders import build_openai_app
@@ -189,6 +193,21 @@ class Steps:
             {name: os.environ[name] for name in _OF_BUILDERS if name in os.environ},
         )
         cluster.record(self._name, asdict(start), fleet)
+
+    def _watch(self, cluster: Cluster, plan: ServePlan) -> None:
+        files = WatchedFiles(self._arguments.sources, plan)
+        while not self._stop.wait(_WATCH_S):
+            if not files.saved():
+                continue
+            try:
+                plan = make_plan(self._arguments)
+                files.read(plan)
+                plan.refuse_serve_only()
+                said = cluster.save(self._name, document(read_engine_words(plan).serving))
+            except Error as error:
+                said = f"Nothing changes: {error}"
+            if said:
+                self._report(Note(said))
 
     def _guest_variables(self) -> dict[str, str]:
         names = (progress.ENVIRONMENT, progress.LOG_ENVIRONMENT, LOG_FORMAT)

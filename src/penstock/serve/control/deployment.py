@@ -158,6 +158,18 @@ class LLMControl:
         """Says what runs, once it does; see `FleetVersions.record`."""
         self._fleet.record(start, fleet, who)
 
+    async def save(self, fleet: dict[str, Any], who: str) -> str:
+        """Applies a fleet, in place of what is being applied now. Returns what begins, or what is wrong; ""
+        for no change.
+        """
+        try:
+            if (await self._fleet.plan(fleet))["is_empty"]:
+                return ""
+            begun = await self._fleet.apply(fleet, who, take_over=True)
+        except Error as error:
+            return f"Nothing changes: {error}"
+        return f"Applying version {begun['version']} of the fleet: {begun['what']}."
+
     async def history(self) -> dict[str, Any]:
         """Versions of the fleet, the newest first."""
         return {"object": "list", "data": msgspec.to_builtins(self._fleet.history())}

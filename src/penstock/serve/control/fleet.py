@@ -23,6 +23,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
+from penstock import progress
 from penstock.config import LLMConfig, LLMServingArgs
 from penstock.config.fleet.document import Document, StartSettings
 from penstock.config.fleet.plan import FleetPlan, plan
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 
 APPLYING, APPLIED, SUPERSEDED = "applying", "applied", "superseded"
 _CAN_SURGE = "max_surge_percent" in inspect.signature(serve.deployment).parameters  # since Ray 2.60
+_GONE = ("DELETING", "NOT_STARTED")
 _KEEP = 50
 _LOOK_S = 0.5
 _COLUMNS = "version, at, who, what, outcome"
@@ -42,6 +44,7 @@ CREATE TABLE IF NOT EXISTS fleet (version INTEGER PRIMARY KEY AUTOINCREMENT, at 
     outcome TEXT, document BLOB, surges BLOB);
 CREATE TABLE IF NOT EXISTS start (settings BLOB);
 """
+_NEXT_START = "The next start takes the files again, as they are then."
 _UNKNOWN = (
     "The fleet of this service is not known: a program has deployed it. Services that `penstock serve` "
     "started can be changed by a file."
@@ -99,10 +102,13 @@ class FleetVersions:
         return version
 
     def _end(self, version: int, outcome: str) -> None:
-        """Of a version that is being applied."""
-        self._database.execute(
-            "UPDATE fleet SET outcome = ? WHERE version = ? AND outcome = ?", (outcome, version, APPLYING)
+        """Of a version that is being applied. The command that serves says so."""
+        ended = self._database.execute(
+            "UPDATE fleet SET outcome = ? WHERE version = ? AND outcome = ? RETURNING who, what",
+            (outcome, version, APPLYING),
         )
+        for who, what in ended.fetchall():
+            progress.note(f"Version {version} of the fleet, by {who} ({what}): {outcome}. {_NEXT_START}")
 
     def _newest(self) -> FleetVersion:
         """Raises: Conflict for a service whose fleet is not known."""
@@ -127,7 +133,7 @@ class FleetVersions:
         """Raises: ConfigError."""
         (row,) = self._database.execute("SELECT settings FROM start").fetchall()
         start = msgspec.json.decode(row[0], type=StartSettings)
-        os.environ.update(start.environment)  # as where the first version was built
+        os.environ.update({**start.environment, **start.variables})  # as where the first version was built
         return start.applied(fleet)
 
     # -- what clients ask
@@ -246,7 +252,8 @@ class FleetVersions:
             args, surges = self._served(self._document(version)), self._surges(version)
             models = [_surging(config, surges.get(config.model_id)) for config in args.llm_configs]
             built = _builders().build_openai_app(args.model_copy(update={"llm_configs": models}))
-            application.deploy(built, self._app, args.gateway.log_format)
+            if application.state(self._app)[0] not in _GONE:
+                application.deploy(built, self._app, args.gateway.log_format)
 
 
 def _surging(config: LLMConfig, percent: int | None) -> LLMConfig:
