@@ -164,5 +164,10 @@ def test_a_version_that_cannot_start_is_told_and_the_old_one_answers(service: Se
     assert "no such weights" in said
     assert service.newest()["outcome"].startswith("failed")
     assert service.ask("a").status_code == 200
+    assert "is not there: failed" in service.run("plan", file, "--check", code=3)
+    file = service.write(a={"engine_kwargs": {"start_error": "no such weights"}}, b={"aliases": ["y"]})
+    assert "no such weights" in service.run("apply", file, code=1)
+    assert service.ask("y").status_code == 200
+    assert service.ask("a").status_code == 200
     service.run("rollback")
     assert service.ask("a").status_code == 200

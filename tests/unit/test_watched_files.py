@@ -1,0 +1,55 @@
+"""`WatchedFiles`: a file is saved when it has changed and no longer does, whatever an editor does to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.models.options import Arguments
+from penstock.cli.models.plan import make_plan
+from penstock.cli.serve.watch import WatchedFiles
+from penstock.errors import ConfigError
+
+MODEL = "model_loading_config: {{model_id: {0}}}\nllm_engine: sim\n"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[WatchedFiles, Path, Path]:
+    """The watch of a fleet, its file, and the file of its model."""
+    fleet, model = tmp_path / "fleet.yaml", tmp_path / "model.yaml"
+    model.write_text(MODEL.format("a"))
+    fleet.write_text("llm_configs: [model.yaml]\n")
+    watch = WatchedFiles([str(fleet)], make_plan(Arguments(sources=(str(fleet),))))
+    assert not watch.saved()
+    assert not watch.saved()
+    return watch, fleet, model
+
+
+def test_it_is_saved_once_when_it_no_longer_changes(files: tuple[WatchedFiles, Path, Path]):
+    watch, fleet, model = files
+    for text in ("", "longer", MODEL.format("b")):
+        model.write_text(text)
+        assert not watch.saved()
+    assert [watch.saved(), watch.saved()] == [True, False]
+    fleet.with_suffix(".new").write_text("llm_configs: [model.yaml]\n# more\n")
+    fleet.with_suffix(".new").rename(fleet)
+    assert [watch.saved(), watch.saved(), watch.saved()] == [False, True, False]
+
+
+def test_a_file_that_is_away_is_waited_for(files: tuple[WatchedFiles, Path, Path]):
+    watch, fleet, model = files
+    fleet.unlink()
+    assert [watch.saved(), watch.saved()] == [False, False]
+    fleet.write_text("llm_configs: [model.yaml, other.yaml]\n")
+    other = model.with_name("other.yaml")
+    other.write_text(MODEL.format("other"))
+    assert [watch.saved(), watch.saved()] == [False, True]
+    watch.read(make_plan(Arguments(sources=(str(fleet),))))
+    other.write_text(MODEL.format("renamed"))
+    assert [watch.saved(), watch.saved()] == [False, True]
+
+
+def test_a_model_alone_cannot_be_watched():
+    with pytest.raises(ConfigError, match="--watch needs a config file"):
+        make_plan(Arguments(sources=("./my-model",), watch=True))
