@@ -6,7 +6,7 @@ Every table comes from the fields themselves, every number from the function tha
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, SecretStr
@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from penstock.config.derive.serve_options import DEFAULTS
+from penstock.config.fleet import changes
 from penstock.config.loading import load, serving_args
 from penstock.config.messages.problems import REFUSED, CheckedDict
 from penstock.config.messages.type_names import describe
@@ -142,6 +143,15 @@ _NOTES: Mapping[type[BaseModel], str] = {
     "replica without standing in Serve's or Ray's state.",
 }
 
+_CHANGE = "[a change](../operate/fleet-file.md#what-a-change-costs)"
+_COSTS: Mapping[type[BaseModel], Callable[[str], str]] = {
+    model.LLMConfig: changes.cost_of,
+    deployment.DeploymentOptions: lambda name: changes.cost_of(f"deployment_config.{name}"),
+    gateway.GatewayConfig: lambda name: changes.GATEWAY[name],
+    serving_args.LLMServingArgs: lambda name: changes.SERVING.get(name, ""),
+}
+"""What a change of a field in the fleet's file costs."""
+
 
 def document() -> str:
     """The whole text."""
@@ -161,15 +171,20 @@ def _section(title: str, owner: type[BaseModel]) -> str:
     )
     text = (owner.__doc__ or "").partition("\n\n")[0].strip()
     note = f"\n\n{_NOTES[owner]}" if owner in _NOTES else ""
-    rows = "\n".join(_row(name, field) for name, field in owner.model_fields.items())
-    return f"{heading}\n\n{text}{note}\n\n| key | value | default | |\n|---|---|---|---|\n{rows}\n"
+    cost = _COSTS.get(owner)
+    head = f"| key | value | default |{f' {_CHANGE} |' if cost else ''} |\n"
+    head += "|---" * (5 if cost else 4) + "|"
+    rows = "\n".join(_row(name, field, cost) for name, field in owner.model_fields.items())
+    return f"{heading}\n\n{text}{note}\n\n{head}\n{rows}\n"
 
 
-def _row(name: str, field: FieldInfo) -> str:
+def _row(name: str, field: FieldInfo, cost: Callable[[str], str] | None) -> str:
     refused = (field.description or "").startswith(REFUSED)
     value = "" if refused else _value(field)
     default = "" if refused else _default(field)
-    return f"| `{field.alias or name}` | {value} | {default} | {field.description or ''} |"
+    costs = cost(name) if cost and not refused else ""
+    change = f" `{costs}` |" if costs else " |" if cost else ""
+    return f"| `{field.alias or name}` | {value} | {default} |{change} {field.description or ''} |"
 
 
 def _value(field: FieldInfo) -> str:

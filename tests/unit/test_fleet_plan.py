@@ -111,8 +111,29 @@ def test_what_changes_cost_is_what_versions_say(before: dict[str, Any], after: d
     assert planned(new, new).is_empty
 
 
+MORE: dict[str, list[Any]] = {
+    "fallbacks": [["n"]],
+    "slo": [{"ttft_ms": 100.0}],
+    "placement_group_config": [{"bundle_per_worker": {"CPU": 2}}],
+    "callback_config": [{"callback_class": "penstock.engines.callback:CallbackBase"}],
+    "preprocessor": ["json:dumps"],
+    "postprocessor": ["json:dumps"],
+    "deployment_config": [
+        {"max_replicas_per_node": 2},
+        {"max_ongoing_requests": 7},
+        {"health_check_period_s": 3.0},
+        {"max_surge_percent": 50},
+        {"user_config": {"x": 1}},
+        {"request_router_config": {"initial_backoff_s": 0.5}},
+    ],
+}
 SINGLE = [
     *({"llm_configs": {name: value}} for name, several in MODEL_VALUES.items() for value in several),
+    *({"llm_configs": {name: value}} for name, several in MORE.items() for value in several),
+    *(
+        {"gateway": {name: value}}
+        for name, value in {"cors": {"origins": ["*"]}, "tenants": {"a": {}}}.items()
+    ),
     *({"gateway": {name: value}} for name, several in GATEWAY_VALUES.items() for value in several),
     *({name: value} for name, several in REST_VALUES.items() for value in several),
 ]

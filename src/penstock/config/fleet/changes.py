@@ -1,6 +1,6 @@
-"""What a change of each field costs, as data. The reference page of the configuration shows it.
+"""What a change of each field costs, as data, which the reference page of the configuration shows.
 
-A test compares every entry with the versions of deployments, another one with processes that restart.
+`docs/operate/fleet-file.md` says what each cost means. A test compares them with the versions of deployments.
 """
 
 from __future__ import annotations
@@ -9,15 +9,6 @@ from collections.abc import Mapping
 from typing import Literal
 
 Cost = Literal["live", "scale", "jobs", "gateway", "roll", "new"]
-
-MEANING: Mapping[Cost, str] = {
-    "live": "gateways are told",
-    "scale": "Ray Serve changes it in place",
-    "jobs": "the process of files and batches restarts",
-    "gateway": "gateways restart",
-    "roll": "the model's replicas restart",
-    "new": "another model: one ends, one starts",
-}
 
 MODEL: Mapping[str, Cost] = {
     "model_loading_config": "roll",
