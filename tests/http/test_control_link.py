@@ -314,6 +314,14 @@ async def test_when_control_ends_so_do_its_links(
     replica.task.cancel()
 
 
+async def test_what_is_asked_while_control_ends_may_be_asked_again(control: LLMControl, handle: Handle):
+    asked = asyncio.create_task(ControlLink(handle, NODE).ask("status", {}, 10.0))  # waits for a follower
+    await until(lambda: bool(control._listener._ports[-1]._state.tasks))
+    await control.close()
+    with pytest.raises(Unavailable, match="Control restarts"):
+        await asked
+
+
 def test_control_and_its_links_hold_nothing_wherever_a_call_ends(tmp_path: Path):
     files = itertools.count()
 

@@ -19,7 +19,7 @@ from penstock import json_logs
 from penstock.asgi import Receive, Scope, Send, read_body
 from penstock.config.derive.serve_options import deployment_name
 from penstock.config.schema.settings import Settings
-from penstock.errors import BadRequest, Error, NotFound
+from penstock.errors import BadRequest, Error, NotFound, Unavailable
 from penstock.openai.asgi_response import send_body, send_error
 from penstock.serve.control import link, operations
 from penstock.serve.control.application import known
@@ -116,6 +116,8 @@ class LLMControl:
             result = await call(**msgspec.json.decode(await read_body(receive)))
         except Error as error:
             await send_error(send, error, path)
+        except asyncio.CancelledError:  # it ends while Serve is asked, and the next control answers
+            await send_error(send, Unavailable("Control restarts; try again in a moment."), path)
         else:
             await send_body(send, msgspec.json.encode(result, enc_hook=repr))
 
