@@ -83,11 +83,12 @@ class DesiredStates:
         for other in file.parent.glob(f"{address}*.sqlite"):
             if other != file:
                 other.unlink(missing_ok=True)
-        self.connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+        self._connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+        self.connection = self._connection  # for what else control stores
         if file.exists():
             file.chmod(0o600)  # the fleet may hold keys
-        self.connection.execute(_TABLE)
-        rows = self.connection.execute("SELECT model, replica, state FROM desired")
+        self._connection.execute(_TABLE)
+        rows = self._connection.execute("SELECT model, replica, state FROM desired")
         self._rows = {
             (model, replica): msgspec.json.decode(state, type=DesiredState) for model, replica, state in rows
         }
@@ -115,12 +116,12 @@ class DesiredStates:
 
     def _write(self, model: str, desired: DesiredState) -> None:
         """What is for the whole model removes the rows of its replicas."""
-        with self.connection:
-            self.connection.execute("BEGIN")
+        with self._connection:
+            self._connection.execute("BEGIN")
             if not desired.replica:
-                self.connection.execute("DELETE FROM desired WHERE model = ?", (model,))
+                self._connection.execute("DELETE FROM desired WHERE model = ?", (model,))
             row = model, desired.replica, msgspec.json.encode(desired)
-            self.connection.execute("INSERT OR REPLACE INTO desired VALUES (?, ?, ?)", row)
+            self._connection.execute("INSERT OR REPLACE INTO desired VALUES (?, ?, ?)", row)
         if not desired.replica:
             self._rows = {key: value for key, value in self._rows.items() if key[0] != model}
         self._rows[model, desired.replica] = desired
@@ -129,7 +130,7 @@ class DesiredStates:
     def forget(self, model: str, replica: str) -> None:
         """Removes the row of a replica that is gone."""
         if self._rows.pop((model, replica), None) is not None:
-            self.connection.execute("DELETE FROM desired WHERE model = ? AND replica = ?", (model, replica))
+            self._connection.execute("DELETE FROM desired WHERE model = ? AND replica = ?", (model, replica))
 
     def routes(self) -> dict[str, str]:
         """The application that answers for a model, by model, where it is not the gateway's own."""
@@ -137,7 +138,7 @@ class DesiredStates:
         return {model: application for model, application in routes.items() if application}
 
     def close(self) -> None:
-        self.connection.close()
+        self._connection.close()
 
     def remove(self) -> None:
         """For an application that has ended."""

@@ -116,14 +116,8 @@ class FleetVersions:
             raise Conflict(_UNKNOWN)
         return known[0]
 
-    def _document(self, version: int) -> Document:
+    def _document(self, version: int, column: str = "document") -> Document:
         """Raises: NotFound."""
-        return self._stored("document", version)
-
-    def _surges(self, version: int) -> Mapping[str, int]:
-        return self._stored("surges", version)
-
-    def _stored(self, column: str, version: int) -> dict[str, Any]:
         row = self._database.execute(f"SELECT {column} FROM fleet WHERE version = ?", (version,)).fetchone()
         if row is None:
             raise NotFound(f"There is no version {version} of the fleet; `penstock history` shows them.")
@@ -177,7 +171,7 @@ class FleetVersions:
             if found.faults:
                 raise ConfigError(" ".join(found.faults))
             # Of a version that is not there, old replicas may run which the same surge must not stop.
-            earlier = {} if newest.outcome == APPLIED else self._surges(newest.version)
+            earlier = {} if newest.outcome == APPLIED else self._document(newest.version, "surges")
             surges = {one.model: one.surge_percent for one in found.models if one.surge}
             self.close()
             self._end(newest.version, SUPERSEDED)
@@ -249,7 +243,7 @@ class FleetVersions:
         with self._deploying:  # the thread of an apply that was taken over goes on
             if self._newest().version != version:
                 return
-            args, surges = self._served(self._document(version)), self._surges(version)
+            args, surges = self._served(self._document(version)), self._document(version, "surges")
             models = [_surging(config, surges.get(config.model_id)) for config in args.llm_configs]
             built = _builders().build_openai_app(args.model_copy(update={"llm_configs": models}))
             if application.state(self._app)[0] not in _GONE:
