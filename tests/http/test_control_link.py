@@ -62,6 +62,7 @@ class Replica:
         self.update: Update | None = None
         self.result: Any = object
         self.error, self.fails = "", False
+        self.group: SharingGroup | None = GROUP
         self.heard = asyncio.Event()
         self.task = asyncio.create_task(self.link.follow(self.status, Update, self.received))
 
@@ -73,7 +74,7 @@ class Replica:
         actual = "asleep" if desired.sleep else "paused" if desired.pause else "ready"
         return ReplicaStatus(
             *(self.name, actual, "default", desired.version, desired, self.error),
-            group=GROUP,
+            group=self.group,
             model=self.model,
         )
 
@@ -288,20 +289,43 @@ async def test_a_gateway_wakes_a_model(control: LLMControl, handle: Handle):
         one.task.cancel()
 
 
-async def test_a_model_that_serve_has_no_longer_is_forgotten(
+async def test_a_model_that_leaves_its_group_is_woken_and_takes_no_place_there(
+    control: LLMControl, handle: Handle
+):
+    first, second = Replica("a", handle, "one"), Replica("b", handle, "two")
+    await first.until(lambda _: True)
+    await second.until(lambda _: True)
+    await control.perform("sleep", "two")
+    await second.until(lambda update: bool(update.desired.sleep))
+    second.group = None
+    second.link.report()
+    await second.until(lambda update: not update.desired.sleep)
+    assert control._time_sharing._awake("g") == ["one"]
+    for one in (first, second):
+        one.task.cancel()
+
+
+async def test_a_model_that_serve_has_no_longer_is_forgotten_and_begins_anew_when_it_comes_back(
     control: LLMControl, handle: Handle, monkeypatch: pytest.MonkeyPatch
 ):
     replica = Replica("a", handle)
     await replica.until(lambda _: True)
+    await control.perform("sleep", "m")
     control._forget({"LLMServer:other"})
     assert list(await control.status()) == ["m"]  # while one follows
     replica.task.cancel()
     monkeypatch.setattr(presence, "GONE_S", 0.0)
     await until(lambda: not control._followers.living("m"))
+    control._hear(GatewayStatus("gateway", {"m": RouteStatus("")}))
+    control._forget({"LLMServer:other"})  # it has a deployment of another name
+    control._hear(GatewayStatus("gateway", {}))
     control._forget({"LLMServer:m"})
     assert list(await control.status()) == ["m"]
+    assert control._desired.get("m").sleep
     control._forget({"LLMServer:other"})
     assert control._followers.models() == []
+    assert control._time_sharing._awake("g") == []
+    assert control._desired.get("m") == DesiredState()
 
 
 async def test_when_control_ends_so_do_its_links(

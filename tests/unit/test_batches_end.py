@@ -13,14 +13,18 @@ from typing import Any
 import pytest
 from interleaving import DISTURBANCES, Start, disturbed, failing
 from interleaving import ended as how_it_ended
+from tests.waiting import until
 
 from penstock.config import LLMConfig
 from penstock.config.schema.jobs import JobsConfig
 from penstock.data.backends.in_process import InProcessEngine
+from penstock.data.backends.protocol import Response
 from penstock.data.job.protocol import WorkerPool
 from penstock.data.job.worker import InProcessPool
+from penstock.data.rows.request import RowRequest
+from penstock.engine import Progress, no_progress
 from penstock.errors import ModelNotFound, StorageFull, Unavailable
-from penstock.jobs import files, parameters, runner
+from penstock.jobs import files, parameters, replicas, runner
 from penstock.jobs.batches import FOLDER, JOURNAL
 from penstock.jobs.files import FileStore
 from penstock.jobs.records import BatchRecord, FileRecord
@@ -161,6 +165,100 @@ async def test_lines_that_name_a_model_which_left_fail_as_by_http_and_others_fol
     assert [one["response"] | {"request_id": ""} for one in errors] == ROWS // 2 * [
         {"status_code": 404, "request_id": "", "body": by_http}
     ]
+
+
+class OneByOne(InProcessEngine):
+    """In place of replicas, for one row at a time. may_start, may_answer: what waits for it."""
+
+    def __init__(self, app: str, deployment: str) -> None:
+        model = {"model_id": deployment.removeprefix("LLMServer:")}
+        super().__init__(LLMConfig(model_loading_config=model, llm_engine="sim", engine_kwargs=FAST))
+        self.may_start, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.may_start.set()
+        self.may_answer.set()
+        self.asked, self.stopped = 0, False
+
+    async def start(self, progress: Progress = no_progress) -> None:
+        await self.may_start.wait()
+        await super().start(progress)
+
+    async def stop(self) -> None:
+        self.stopped = True
+        await super().stop()
+
+    async def send(self, request: RowRequest) -> Response:
+        self.asked += 1
+        await self.may_answer.wait()
+        return await super().send(request)
+
+    def available_slots(self, in_flight: int) -> int:
+        return max(0, 1 - in_flight)
+
+
+BOTH = {"m": "LLMServer:m", "n": "LLMServer:n"}
+
+
+async def test_lines_end_once_each_when_their_model_is_removed_and_when_it_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The line that an engine has ends there, those that come after it as a 404."""
+    monkeypatch.setattr(replicas, "ReplicaSet", OneByOne)
+    monkeypatch.setattr(replicas, "_LOOK_S", 0.01)
+    served = {"m", "n"}
+
+    def resolve(name: str | None) -> tuple[str, str]:
+        if name not in served:
+            raise ModelNotFound(f"There is no model '{name}'.", param="model")
+        return name, ""
+
+    fleet = Fleet("app", BOTH, resolve)
+    old: Any = fleet._sets["n"]
+    old.may_answer.clear()
+    async with Service(tmp_path, fleet.pool, resolve) as service:
+        batch = await service.create(file=await service.upload("n"))
+        await until(lambda: old.asked)
+        served.remove("n")
+        fleet.follow({"m": "LLMServer:m"})
+        await asyncio.sleep(0.1)
+        assert not old.stopped
+        old.may_answer.set()
+        record = await service.ended(batch.id)
+        service.check_each_once(record)
+        assert (record.completed, record.failed) == (1, ROWS - 1)
+        statuses = {one["response"]["status_code"] for one in service.lines(record.error_file_id)}
+        assert statuses == {404}
+        await until(lambda: old.stopped)
+
+        served.add("n")
+        fleet.follow(BOTH)
+        again = await service.ended((await service.create(file=await service.upload("n", "m"))).id)
+        assert (again.status, again.completed) == ("completed", ROWS)
+    await fleet.close()
+
+
+async def test_a_model_that_is_removed_while_its_replicas_are_looked_for_is_not_sent_to(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(replicas, "ReplicaSet", OneByOne)
+    monkeypatch.setattr(replicas, "_LOOK_S", 0.01)
+    fleet = Fleet("app", BOTH, lambda name: (name or "m", ""))
+    old: Any = fleet._sets["n"]
+    old.may_start.clear()
+    view = replicas._View(fleet, ["m", "n"], Standing("batch", 0, 0))
+    starting = asyncio.create_task(view.start())
+    await until(lambda: fleet.open[old])
+    fleet.follow({"m": "LLMServer:m"})
+    fleet.follow(BOTH)
+    await asyncio.sleep(0.1)
+    assert not old.stopped, "who waits for it would be cancelled"
+    old.may_start.set()
+    with pytest.raises(Unavailable, match="'n' has just been removed"):
+        await starting
+    assert not fleet.views
+    await view.start()
+    assert view._sets["n"] is fleet._sets["n"] is not old
+    await until(lambda: old.stopped)
+    await fleet.close()
 
 
 async def test_a_batch_whose_input_is_gone_fails_with_that_reason(tmp_path: Path):

@@ -59,6 +59,17 @@ def test_a_replica_that_is_gone_is_forgotten(tmp_path: Path):
     assert ledger.get("m", "r") == opened(tmp_path / "x.sqlite").get("m", "r") == DesiredState()
 
 
+def test_of_a_model_that_is_gone_nothing_is_left(tmp_path: Path):
+    ledger = opened(tmp_path / "x.sqlite")
+    ledger.set("m", DesiredState(version=1, sleep=1))
+    ledger.set("m", DesiredState(version=2, replica="r", pause="keep"))
+    ledger.set("n", DesiredState(version=3, sleep=1))
+    ledger.forget("m")
+    for one in (ledger, opened(tmp_path / "x.sqlite")):
+        assert one.get("m") == one.get("m", "r") == DesiredState()
+        assert one.get("n").sleep
+
+
 def test_an_orderly_end_leaves_nothing(tmp_path: Path):
     ledger = opened(tmp_path / "x.sqlite")
     ledger.set("m", DesiredState(version=1))

@@ -30,6 +30,7 @@ _HUNGRY_S = 0.1
 
 _ROWS_WITHOUT_MODEL = 8
 _LOOK_S = 0.5
+_REMOVED = "The model '{}' has just been removed, or replaced."
 
 
 class Fleet:
@@ -45,7 +46,7 @@ class Fleet:
         self._leaving: set[asyncio.Task[None]] = set()
         self.views: set[_View] = set()
         self.open = Counter[ReplicaSet]()
-        """Rows in flight."""
+        """Rows in flight, and starts."""
 
     def follow(self, deployments: Mapping[str, str]) -> None:
         """From now on there are these; rows in flight to others end. Batches find what a row needs."""
@@ -62,6 +63,7 @@ class Fleet:
     async def _leave(self, replicas: ReplicaSet) -> None:
         while self.open[replicas]:  # noqa: ASYNC110 - it is rare
             await asyncio.sleep(_LOOK_S)
+        del self.open[replicas]
         await replicas.stop()
 
     def pool(self, models: Sequence[str], standing: Standing) -> WorkerPool:
@@ -72,12 +74,17 @@ class Fleet:
     async def start(self, model: str, progress: Progress) -> ReplicaSet:
         """Finds a model's replicas, once for all batches. Raises: Unavailable, EngineStartFailed."""
         if (replicas := self._sets.get(model)) is None:
-            raise Unavailable(f"The model '{model}' has just been removed.")
-        async with self._starting[model]:
-            try:
+            raise Unavailable(_REMOVED.format(model))
+        self.open[replicas] += 1
+        try:
+            async with self._starting[model]:
                 await replicas.start(progress)
-            except ConfigError as error:  # it is of our application, which is still being deployed
-                raise Unavailable(str(error)) from error
+        except ConfigError as error:  # it is of our application, which is still being deployed
+            raise Unavailable(str(error)) from error
+        finally:
+            self.open[replicas] -= 1
+        if self._sets.get(model) is not replicas:
+            raise Unavailable(_REMOVED.format(model))
         return replicas
 
     async def close(self) -> None:
@@ -117,8 +124,12 @@ class _View:
         self._hungry_at = -math.inf
 
     async def start(self, progress: Progress = no_progress) -> None:
-        await asyncio.gather(*(self._start(model, progress) for model in self._models))
-        self._fleet.views.add(self)
+        self._fleet.views.add(self)  # first: a model may be removed meanwhile
+        try:
+            await asyncio.gather(*(self._start(model, progress) for model in self._models))
+        except BaseException:
+            await self.stop()
+            raise
 
     async def _start(self, model: str, progress: Progress = no_progress) -> ReplicaSet:
         found = self._sets[model] = await self._fleet.start(model, progress)

@@ -34,14 +34,13 @@ class FoundDeployment:
         return f"Deployment '{self.name}' of application '{self.app}'"
 
     async def check(self) -> None:
-        """Raises: EngineStartFailed when it cannot start; Unavailable when its application is gone."""
+        """Raises: EngineStartFailed when it cannot start; Unavailable when it or its application is gone."""
         found = (await asyncio.to_thread(_applications)).get(self.app)
         if found is None:
             raise Unavailable(f"The application '{self.app}' has been removed.")
-        status = found.deployments.get(self.name)
-        if status is not None and (
-            status.status == "DEPLOY_FAILED" or status.status_trigger == _START_FAILED
-        ):
+        if (status := found.deployments.get(self.name)) is None:
+            raise Unavailable(f"{self} has been removed.")
+        if status.status == "DEPLOY_FAILED" or status.status_trigger == _START_FAILED:
             raise EngineStartFailed(f"{self} cannot start: {reason(status.message)}")
 
 

@@ -81,11 +81,13 @@ class LLMControl:
             self._usage_store.close()
 
     def _forget(self, deployments: Iterable[str]) -> None:
-        """Forgets models that Serve has no longer."""
+        """Forgets models that Serve and gateways have no longer: one that comes back begins anew."""
+        there = {*deployments, *map(deployment_name, self._gateways.models())}
         for model in self._followers.models():
-            if deployment_name(model) not in deployments and not self._followers.living(model):
+            if deployment_name(model) not in there and not self._followers.living(model):
                 self._followers.forget(model)
                 self._time_sharing.forget(model)
+                self._desired.forget(model)
 
     # -- what followers ask, at the listener
 

@@ -127,10 +127,11 @@ class DesiredStates:
         self._rows[model, desired.replica] = desired
         self.version = max(self.version, desired.version)
 
-    def forget(self, model: str, replica: str) -> None:
-        """Removes the row of a replica that is gone."""
-        if self._rows.pop((model, replica), None) is not None:
-            self._connection.execute("DELETE FROM desired WHERE model = ? AND replica = ?", (model, replica))
+    def forget(self, model: str, replica: str | None = None) -> None:
+        """Removes the row of a replica that is gone; without one, all rows of a model that is gone."""
+        for row in [one for one in self._rows if one[0] == model and replica in (None, one[1])]:
+            del self._rows[row]
+            self._connection.execute("DELETE FROM desired WHERE model = ? AND replica = ?", row)
 
     def routes(self) -> dict[str, str]:
         """The application that answers for a model, by model, where it is not the gateway's own."""

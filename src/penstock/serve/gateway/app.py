@@ -38,7 +38,7 @@ from penstock.serve.gateway.telemetry import timing
 from penstock.serve.gateway.telemetry.process_totals import ProcessTotals
 from penstock.serve.gateway.telemetry.tracing import tracing
 from penstock.serve.gateway.tenants.meter import Asked, RequestMeter
-from penstock.serve.gateway.tenants.registry import Tenants
+from penstock.serve.gateway.tenants.registry import Tenants, read_keys
 from penstock.serve.http import cors
 from penstock.serve.http.connection_limits import Connections
 from penstock.serve.tenancy import limits
@@ -160,19 +160,20 @@ class Gateway:
         """Goes on with another config and other models, whose replicas the table has then or later.
 
         Open requests go on as they began. What the port is made of stays, and the log's format. Arguments and
-        errors: as for `__init__`; ConfigError also for a file of keys that cannot be read. After an error
-        everything is as before.
+        errors: as for `__init__`; ConfigError also for a file of keys that cannot be read. After an error, or
+        when it is cancelled, everything is as before.
         """
         Catalogue(models, config.default_model)
         for model in models:
             self._dispatch.policy(model)
-        await self._links.announce({model.id: model.aliases for model in models})
-        if self._tenants is not None:
-            await self._tenants.follow(config)
-        elif config.keyed:
+        if self._tenants is None and config.keyed:
             tenants = Tenants(config, self._settle_usage, self._dispatch.metrics)
             await tenants.start()
             self._tenants = tenants
+        keys = await read_keys(config)
+        await self._links.announce({model.id: model.aliases for model in models})
+        if self._tenants is not None:
+            self._tenants.follow(config, keys)
         self._dispatch.follow(models, config.wait_for_replica_s, routers)
         if self._draining:
             self._dispatch.drain()

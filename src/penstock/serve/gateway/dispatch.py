@@ -135,6 +135,9 @@ class Dispatch:
         for model_id in before.keys() - self._served.keys():
             before[model_id].queue.remove()
             self.metrics.forget(model_id)
+            self._used.pop(model_id, None)
+            if (waking := self._waking.pop(model_id, None)) is not None:
+                waking.cancel()
 
     def policy(self, model: ServedModel) -> Policy:
         """The one that it has, or another one where that has changed. Raises: ConfigError."""
@@ -306,7 +309,8 @@ class Dispatch:
                     log.warning("Waking %s failed: %s", model_id, error)
                 await asyncio.sleep(_WAKE_AGAIN_S)
         finally:
-            del self._waking[model_id]
+            if self._waking.get(model_id) is asyncio.current_task():
+                del self._waking[model_id]
 
     def close(self) -> None:
         """Wakes no model any more."""

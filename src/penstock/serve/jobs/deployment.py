@@ -119,7 +119,7 @@ class LLMJobs:
         self._hold()
 
     async def reconfigure(self, user_config: Any) -> None:
-        """Serve's hook, as the gateway's: batches go on with other models and names."""
+        """Serve's hook, as the gateway's: batches go on with other models and names. It raises nothing."""
         try:
             if user_config == self._live.dump():
                 return
@@ -130,9 +130,9 @@ class LLMJobs:
             self._service.own_endpoints = own_endpoints(live.cards)
             self._fleet.follow(live.deployments)
             if live.gateway.keyed != before.gateway.keyed:
-                await self._usage.close()
-                self._usage = self._reporter(live)
+                old, self._usage = self._usage, self._reporter(live)
                 await self._usage.start()
+                await old.close()
         except Exception:  # Serve would kill this process
             log.exception("The update cannot be taken over; files and batches go on as before.")
 

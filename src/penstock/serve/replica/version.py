@@ -56,10 +56,8 @@ def deployment(server: Any, options: Mapping[str, Any], made_of: Sequence[Any]) 
             f"Ray {ray.__version__}, which is installed here, has no deployment option {unknown}. Leave it "
             "out, or use a newer Ray."
         )
-    with_options = cast(Any, serve.deployment)(
-        **retrying(options)
-    )  # `Deployment.options` has not all of them
-    made = versioned(with_options(server), made_of)
+    decorate = cast(Any, serve.deployment)(**retrying(options))  # `Deployment.options` has not all of them
+    made = versioned(decorate(server), made_of)
     if (versions := _built.get()) is not None:
         versions[made.name] = made.version
     return made

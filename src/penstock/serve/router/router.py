@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 import gc
 import logging
@@ -43,6 +44,7 @@ from penstock.serve.jobs.deployment import has_left_overs
 from penstock.serve.jobs.forwarding import JobsForwarder
 from penstock.serve.router.deployment import RouterDeployment
 from penstock.serve.router.traffic_shift import TrafficShifts
+from penstock.serve.router.updates import Updates
 from penstock.serve.tenancy.reporting import Settle
 from penstock.serve.tenancy.store import UsageStore, usage_file
 from penstock.serve.tenancy.usage import Settlement, Totals
@@ -62,7 +64,6 @@ _SETTLE_S = 5.0
 _FLEET_S = 120.0  # engines are asked about their arguments
 _START_S = 60.0  # for a replica that Serve starts to say so
 _WAKE_S = 2 * TIMEOUT_S + 60.0  # one model goes to sleep, and another one wakes
-_TRIES, _TRY_AGAIN_S = 5, 1.0  # to find a deployment
 _LINGER_S = 1.0  # a client with less between two requests loses none when the gateway ends
 _HAPROXY = f"Requests come through Ray Serve's HAProxy. The fastest form is {_OWN_PORT}."
 _READ = ("messages", "prompt", "input")  # what routers of Serve's kind read of a request
@@ -86,7 +87,7 @@ class LLMRouter:
         Raises: ConfigError when the gateway's own port is taken, or its certificate cannot be used.
         """
         gateway = live.gateway
-        self._live, self._reconfiguring = live, asyncio.Lock()
+        self._live, self._updates = live, Updates(self._take_over)
         self._handles = {card.id: handle for card, handle in zip(live.cards, servers, strict=True)}
         self._prefill = {prefill_name(model_id): handle for model_id, handle in (prefill or {}).items()}
         context, app_name = ray.get_runtime_context(), serve.get_replica_context().app_name
@@ -94,7 +95,7 @@ class LLMRouter:
         figures = process_totals.folder_of(node_id, app_name)  # the same for all gateways on this node
         self._table = table = Table(node_id)
         self._control = ControlLink(control, node_id) if control is not None else None
-        self._shifts = TrafficShifts(table, self._handles, serve.get_deployment_handle, self._control)
+        self._shifts = TrafficShifts(table, self._handles, _new_handle, self._control)
         self._jobs = JobsForwarder(ListenerClient(jobs[1], node_id)) if jobs else None
         self.gateway = Gateway(
             gateway,
@@ -148,28 +149,23 @@ class LLMRouter:
         membership.follow(name, handle, functools.partial(self._table.set_members, name))
 
     async def reconfigure(self, user_config: Any) -> None:
-        """Serve's hook: takes over a `LiveState`. Called after the start, and in updates of the application.
+        """Serve's hook: takes over a `LiveState`. Called after the start, and in updates."""
+        await self._updates.receive(user_config)
 
-        It raises nothing, or Serve would kill this process with its streams: what cannot be taken over is
-        logged, and everything stays as it is.
-        """
-        try:
-            async with self._reconfiguring:
-                if user_config != self._live.dump():
-                    await self._take_over(LiveState.parse(user_config, self._live))
-        except Exception:  # of foreign code: a routing policy's, Serve's
-            log.exception("The update cannot be taken over; this gateway stays as it is.")
-
-    async def _take_over(self, live: LiveState) -> None:
+    async def _take_over(self, user_config: Any) -> None:
+        if user_config == self._live.dump():
+            return
         before, handles = self._live, dict[str, Any]()
+        live = LiveState.parse(user_config, before)
         for model, name in live.deployments.items():
             is_same = name == before.deployments.get(model)
             if is_same and live.routers.get(model) == before.routers.get(model):
                 handles[model] = self._handles[model]
             else:
-                handles[model] = await _handle(name)
+                handles[model] = await asyncio.to_thread(_new_handle, name)
         prefill = {
-            name: self._prefill.get(name) or await _handle(name) for name in map(prefill_name, live.prefill)
+            name: self._prefill.get(name) or await asyncio.to_thread(_new_handle, name)
+            for name in map(prefill_name, live.prefill)
         }
         await self.gateway.reconfigure(live.gateway, live.cards, self._routers(live))
         self._live, self._handles = live, handles
@@ -232,6 +228,7 @@ class LLMRouter:
     async def stop(self) -> None:
         """Stops accepting, finishes open requests, closes."""
         self.gateway.drain()
+        self._updates.close()
         if self._port is not None:
             await self._port.close(self._live.drain_s, _LINGER_S)
         self._shifts.close()
@@ -250,15 +247,11 @@ class LLMRouter:
         return RouterDeployment(cls, dict(deployment_options or {}))
 
 
-async def _handle(deployment: str) -> DeploymentHandle[Any]:
-    """To a deployment of this application. Raises: what Serve raises when there is none after some tries."""
-    for _ in range(_TRIES - 1):
-        try:
-            return await asyncio.to_thread(serve.get_deployment_handle, deployment)
-        except Exception as error:  # Serve's and Ray's: its controller is restarted
-            log.info("There is no handle to %s yet: %s", deployment, error)
-            await asyncio.sleep(_TRY_AGAIN_S)
-    return await asyncio.to_thread(serve.get_deployment_handle, deployment)
+def _new_handle(deployment: str, application: str | None = None) -> DeploymentHandle[Any]:
+    """With a router of its own. Serve returns the same handle each time, whose router names the replicas when
+    one comes or goes only, and stays of the class that it had.
+    """
+    return copy.copy(serve.get_deployment_handle(deployment, application))
 
 
 def own_store(app_name: str) -> Settle:

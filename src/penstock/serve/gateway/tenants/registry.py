@@ -31,6 +31,7 @@ _REST = "other"
 """Tenants in metrics: so many, and all others together."""
 
 State = tuple[int, int, int] | None
+FoundKeys = tuple[KeysConfig, State]
 
 
 class Tenants:
@@ -49,22 +50,16 @@ class Tenants:
 
     async def start(self) -> None:
         """Raises: ConfigError for a file of keys that cannot be read."""
-        await self.follow(self._config)
+        self.follow(self._config, await read_keys(self._config))
         await self.usage.start()
 
-    async def follow(self, config: GatewayConfig) -> None:
-        """Takes the keys and tenants of this config from now on; those that stay keep their counts.
-
-        Raises: ConfigError as `start`; then nothing has changed.
-        """
-        found, file, state = KeysConfig(), config.keys_file, None
-        if file is not None:
-            state = _state(file)
-            found = await asyncio.to_thread(load, file)
+    def follow(self, config: GatewayConfig, found: FoundKeys) -> None:
+        """Takes the keys and tenants of this config from now on; those that stay keep their counts."""
         if self._watching is not None:
             self._watching.cancel()
-        self._config, self._state = config, state
-        self._take(found)
+        self._config, (keys, self._state) = config, found
+        self._take(keys)
+        file = config.keys_file
         self._watching = asyncio.create_task(self._watch(file)) if file is not None else None
 
     async def close(self) -> None:
@@ -163,6 +158,14 @@ class Tenants:
             metrics.tenant_refusals.labels(tenant).inc(refused)
             for kind, tokens in (("prompt", prompt), ("cached", cached), ("output", output)):
                 metrics.tenant_tokens.labels(tenant, kind).inc(tokens)
+
+
+async def read_keys(config: GatewayConfig) -> FoundKeys:
+    """What the config's file says, if it has one. Raises: ConfigError for a file that cannot be read."""
+    if config.keys_file is None:
+        return KeysConfig(), None
+    state = _state(config.keys_file)  # first: it may change while it is read
+    return await asyncio.to_thread(load, config.keys_file), state
 
 
 def _state(file: str) -> State:

@@ -1,0 +1,75 @@
+"""What Ray Serve passes on to a gateway that runs is taken over: the newest, once it can be."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from interleaving import Start, disturbed, failing, held
+from tests.waiting import until
+
+from penstock.errors import ConfigError
+from penstock.serve.router.updates import Updates
+
+
+class Gateway:
+    """Takes over an update, which takes a while. broken: updates that cannot be taken over now."""
+
+    def __init__(self) -> None:
+        self.state = 0
+        self.broken = set[int]()
+        self.tries = 0
+        self.updates = Updates(self.take_over)
+
+    async def take_over(self, update: Any) -> None:
+        self.tries += 1
+        await self.prepare()
+        if update in self.broken:
+            raise ConfigError(f"{update} is broken.")
+        self.state = update
+
+    async def prepare(self) -> None:
+        await asyncio.sleep(0.01)
+
+
+def test_the_newest_is_taken_over_wherever_one_is_held_or_fails():
+    async def updates(start: Start) -> None:
+        gateway = Gateway()
+        for number in (1, 2, 3):
+            start(gateway.updates.receive(number))
+        await asyncio.sleep(200)
+        assert gateway.state == gateway.updates._newest
+        await start(gateway.updates.receive(4))
+        await asyncio.sleep(200)
+        assert gateway.state == 4
+
+    failed = failing(OSError("no handle"), "prepare")
+    assert disturbed(updates, (held, failed), also=("_keep_trying",)) >= 5
+
+
+async def test_a_broken_update_is_told_once_and_tried_until_a_newer_one_comes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr("penstock.serve.router.updates._AGAIN_S", 0.01)
+    gateway = Gateway()
+    gateway.state, gateway.broken = 1, {2}
+    await gateway.updates.receive(2)
+    assert gateway.state == 1
+    await until(lambda: gateway.tries > 2)
+    (record,) = caplog.records
+    assert (record.levelname, "stays as it was: 2 is broken." in record.message) == ("ERROR", True)
+    await gateway.updates.receive(3)
+    gateway.broken.clear()
+    tried = gateway.tries
+    await asyncio.sleep(0.1)
+    assert (gateway.state, gateway.tries) == (3, tried)
+
+
+async def test_an_update_that_could_not_be_taken_over_is_once_it_can(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("penstock.serve.router.updates._AGAIN_S", 0.01)
+    gateway = Gateway()
+    gateway.broken = {1}
+    await gateway.updates.receive(1)
+    gateway.broken.clear()
+    await until(lambda: gateway.state == 1)
