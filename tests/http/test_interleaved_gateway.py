@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,14 +13,18 @@ import pytest
 from interleaving import DISTURBANCES, Start, disturbed, ended, failing
 from served import NODE, Served, chat, until
 
+from penstock.config import GatewayConfig
 from penstock.data.backends import serve_lookup
 from penstock.data.backends.protocol import Response
 from penstock.data.backends.replica_set import ReplicaSet
 from penstock.data.rows.request import RowRequest
 from penstock.errors import EngineDead, Unavailable
 from penstock.serve.fleet.links import ReplicaLinks
+from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.http import direct_writer
+from penstock.serve.tenancy.limits import Periods
+from penstock.serve.tenancy.usage import Settlement, Totals
 from penstock.transport.address import Address
 
 
@@ -202,6 +208,40 @@ def test_a_replica_is_known_again_wherever_its_link_fails():
     also = ("_follow", "_keep_multiplexed", "_ask")
     odd = failing(KeyError("bug"), "_listen"), failing(TimeoutError(), "_listen")
     assert disturbed(links, (*DISTURBANCES, LOST, *odd), also) >= 15
+
+
+def test_a_gateway_changes_whole_or_not_at_all_wherever_a_change_ends(tmp_path: Path):
+    (tmp_path / "keys.yaml").write_text("keys: [{tenant: t, name: n, key: the-only-key-of-tenant-t}]")
+    keyed = GatewayConfig(keys_file=str(tmp_path / "keys.yaml"), max_body_bytes=1000)
+    m, n = ServedModel("m", 1), ServedModel("n", 1)
+    wanted = [dataclasses.replace(m, aliases=("x",)), ServedModel("o", 1)]
+
+    def state(gateway: Gateway) -> tuple[Any, ...]:
+        catalogue, dispatch, auth = gateway._catalogue, gateway._dispatch, gateway._auth
+        return {*catalogue._named}, {*dispatch._served}, auth.keyed, gateway._config.max_body_bytes
+
+    async def settle(settlement: Settlement) -> Totals:
+        await asyncio.sleep(0.1)
+        return Totals(Periods.at(0.0), {})
+
+    async def changes(start: Start) -> None:
+        served = Served()
+        try:
+            gateway = await served.gateway(m, n, settle=settle)
+            await served.replica("m")
+            before = state(gateway)
+            task = start(gateway.reconfigure(keyed, wanted, {}))
+            await asyncio.wait([task], timeout=1000)
+            failed = isinstance(ended(OSError)(task), BaseException)
+            after = {"m", "x", "o"}, {"m", "o"}, True, 1000
+            assert state(gateway) == (before if failed else after)
+            await gateway.reconfigure(keyed, wanted, {})
+            assert state(gateway) == after
+        finally:
+            await served.close()
+
+    failed = failing(OSError("it cannot be read"), "read_keys")
+    assert disturbed(changes, (*DISTURBANCES, LOST, failed), ("_announce",)) >= 5
 
 
 class Deployment:

@@ -2,15 +2,13 @@
 test_update_more.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 from ray import serve
-from tests.ray.updating import APP, NeedsFile, no_request_is_lost
+from tests.ray.updating import APP, NeedsFile, no_request_is_lost, running
 from tests.waiting import wait_until
 
 from penstock.serve import LLMConfig, build_openai_app
@@ -87,15 +85,6 @@ def deployed(
     wanted |= {"LLMRouter": 1, "LLMControl": 1, "LLMJobs": 1}
     wait_until(lambda: {name: len(pids) for name, pids in running().items()} == wanted)
     return running()
-
-
-def running() -> dict[str, set[int]]:
-    found, title = defaultdict[str, set[int]](set), f"ray::ServeReplica:{APP}:"
-    for process in psutil.process_iter(["cmdline"]):
-        line = " ".join(process.info["cmdline"] or ())
-        if line.startswith(title):
-            found[line.removeprefix(title).split(".")[0].split(" ")[0]].add(process.pid)
-    return dict(found)
 
 
 def differing(before: dict[str, set[int]], after: dict[str, set[int]]) -> set[str]:

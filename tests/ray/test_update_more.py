@@ -4,7 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 from ray import serve
-from tests.ray.updating import APP, long_streams_move, no_request_is_lost
+from tests.ray.updating import (
+    APP,
+    long_streams_move,
+    no_request_is_lost,
+    quick_changes_end_with_the_newest,
+)
 
 pytestmark = pytest.mark.full
 
@@ -19,6 +24,10 @@ def url(serve_url: str, free_port: int) -> Iterator[str]:
 @pytest.mark.parametrize(("replicas", "gateways"), [((2, 2, 1), 1), ((1, 1), 2)])
 async def test_no_request_is_lost_and_no_stream_broken(url: str, replicas: tuple[int, ...], gateways: int):
     await no_request_is_lost(url, replicas, gateways)
+
+
+def test_every_gateway_ends_with_the_newest_of_quick_changes(url: str):
+    quick_changes_end_with_the_newest(url)
 
 
 @pytest.mark.parity("X4")

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
+import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from ray import serve
+from tests.waiting import wait_until
 
 from penstock.serve import LLMConfig, build_openai_app
 
 APP = "renewed"
 CLIENTS = 8
+CONNECTIONS = 24
 WORDS = 60
 LONG = 6000  # words: a minute
 
@@ -75,6 +83,60 @@ def deploy(
     port = httpx.URL(url).port
     app = build_openai_app({"llm_configs": [config], "gateway": {"port": port, **gateway}})
     serve.run(app, name=APP, route_prefix=f"/{APP}")
+
+
+def quick_changes_end_with_the_newest(url: str) -> None:
+    """On all gateways, one of which is killed meanwhile. A model that is put back at once answers there."""
+
+    def change(**models: dict[str, Any]) -> None:
+        configs = [
+            LLMConfig(model_loading_config={"model_id": name}, llm_engine="sim", **given)
+            for name, given in models.items()
+        ]
+        gateway = {"port": httpx.URL(url).port, "processes": 2}
+        app = build_openai_app({"llm_configs": configs, "gateway": gateway})
+        serve.run(app, name=APP, route_prefix=None)
+
+    def said(path: str, **more: Any) -> set[str]:
+        """What all gateways say: one of so many connections reaches each."""
+        try:
+            return {httpx.request(url=url + path, timeout=30, **more).text for _ in range(CONNECTIONS)}
+        except httpx.HTTPError as error:  # one was killed
+            return {repr(error)}
+
+    def named() -> set[tuple[str, ...]]:
+        found = said("/v1/models", method="GET")
+        return {tuple(re.findall(r'"id":"(\w+)"', text)) for text in found}
+
+    change(a={}, b={})
+    before = running()
+    with ThreadPoolExecutor() as threads:
+        changes = [threads.submit(change, a={"aliases": ["x"]}, b={})]
+        time.sleep(0.3)
+        changes.append(threads.submit(change, a={"aliases": ["y"]}, b={}))
+        os.kill(min(before["LLMRouter"]), signal.SIGKILL)
+    assert [one.result() for one in changes] == [None, None]
+    wait_until(lambda: named() == {("a", "y", "b")} and len(running()["LLMRouter"]) == 2)
+    after = running()
+    assert {name for name in before if before[name] != after[name]} == {"LLMRouter"}
+    assert len(before["LLMRouter"] & after["LLMRouter"]) == 1
+
+    for _ in range(2):  # the second time Ray Serve has given the gateways handles to it before
+        change(a={})
+        change(a={}, b={})
+        asked = {"model": "b", "prompt": "hello", "max_tokens": 1}
+        answers = said("/v1/completions", method="POST", json=asked)
+        assert all('"text"' in answer for answer in answers), answers
+
+
+def running() -> dict[str, set[int]]:
+    """Processes of each deployment."""
+    found, title = defaultdict[str, set[int]](set), f"ray::ServeReplica:{APP}:"
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if line.startswith(title):
+            found[line.removeprefix(title).split(".")[0].split(" ")[0]].add(process.pid)
+    return dict(found)
 
 
 @asynccontextmanager

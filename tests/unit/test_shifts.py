@@ -35,6 +35,7 @@ class Serve:
         monkeypatch.setattr(
             membership, "follow", lambda model, handle, seen: self.seen.update({handle: seen})
         )
+        monkeypatch.setattr(membership, "unfollow", lambda model, handle: self.seen.pop(handle, None))
 
     async def follow(self, status: Any, kind: Any, received: Any) -> None:
         while True:
@@ -201,3 +202,49 @@ def test_a_move_ends_and_another_model_is_answered_wherever_it_is_held_or_fails(
 
     no_application = failing(KeyError("next"), "_reach")
     assert disturbed(moves, (held, no_application), also=("_begin", "_take_over", "_shift")) >= 3
+
+
+@pytest.mark.parametrize("moves", [True, False], ids=["while it moves", "at home"])
+def test_a_model_that_is_removed_and_put_back_is_followed_wherever_it_is_held(
+    moves: bool, monkeypatch: pytest.MonkeyPatch
+):
+    async def changes(start: Start) -> None:
+        there = Serve(monkeypatch, pause_s=1.0)
+        there.wanted = {"m": "next"} if moves else {}
+        shifts = TrafficShifts(there.table, {"m": "own"}, lambda name, application: application, there)
+        there.table.watch(there.reports, bool, bool)
+
+        async def begin() -> None:
+            shifts.start()
+
+        async def change(**handles: str) -> None:
+            shifts.follow(handles)
+
+        async def until(true: Callable[[], object]) -> None:
+            async with asyncio.timeout(600):
+                while not true():  # noqa: ASYNC110 - nothing tells of it
+                    await asyncio.sleep(1)
+
+        try:
+            await start(begin())
+            await start(change(other="others"))
+            assert shifts.handles("m") == []
+            await until(lambda: "others" in there.seen)
+            there.seen.pop("next", None)
+            await start(change(other="others", m="again"))
+            await until(lambda: "again" in there.seen)
+            there.runs("again", "home")
+            if moves:
+                await until(lambda: "next" in there.seen)
+                there.runs("next", "moved")
+            await until(lambda: shifts.handle("m") == ("next" if moves else "again") and not shifts._shifting)
+            assert [one.id for one in there.table.members("m")] == ["moved" if moves else "home"]
+            await start(change(m="again"))
+            assert there.table.members("other") == []
+            assert [one.id for one in there.table.members("m")] == ["moved" if moves else "home"]
+        finally:
+            shifts.close()
+        await asyncio.sleep(1)
+
+    no_application = failing(KeyError("next"), "_reach")
+    assert disturbed(changes, (held, no_application), also=("_begin", "_take_over", "_shift")) >= 1

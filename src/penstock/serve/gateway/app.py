@@ -168,7 +168,11 @@ class Gateway:
             self._dispatch.policy(model)
         if self._tenants is None and config.keyed:
             tenants = Tenants(config, self._settle_usage, self._dispatch.metrics)
-            await tenants.start()
+            try:
+                await tenants.start()
+            except BaseException:
+                await tenants.close()
+                raise
             self._tenants = tenants
         keys = await read_keys(config)
         await self._links.announce({model.id: model.aliases for model in models})
