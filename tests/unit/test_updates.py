@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 from interleaving import Start, disturbed, failing, held
+from ray import serve
+from ray.serve.handle import DeploymentHandle
 from tests.waiting import until
 
 from penstock.errors import ConfigError
+from penstock.serve.router.router import new_handle
 from penstock.serve.router.updates import Updates
 
 
@@ -73,3 +76,13 @@ async def test_an_update_that_could_not_be_taken_over_is_once_it_can(monkeypatch
     await gateway.updates.receive(1)
     gateway.broken.clear()
     await until(lambda: gateway.state == 1)
+
+
+def test_a_handle_is_a_new_one_each_time(monkeypatch: pytest.MonkeyPatch):
+    """Ray Serve's own has a router already, of the class that the deployment had when that was made."""
+    known = DeploymentHandle("LLMServer:m", "app")
+    monkeypatch.setattr(serve, "get_deployment_handle", lambda name, application: known)
+    first, second = (new_handle("LLMServer:m") for _ in range(2))
+    assert first is not second
+    assert first.deployment_id == second.deployment_id == known.deployment_id
+    assert not first.is_initialized

@@ -95,7 +95,7 @@ class LLMRouter:
         figures = process_totals.folder_of(node_id, app_name)  # the same for all gateways on this node
         self._table = table = Table(node_id)
         self._control = ControlLink(control, node_id) if control is not None else None
-        self._shifts = TrafficShifts(table, self._handles, _new_handle, self._control)
+        self._shifts = TrafficShifts(table, self._handles, new_handle, self._control)
         self._jobs = JobsForwarder(ListenerClient(jobs[1], node_id)) if jobs else None
         self.gateway = Gateway(
             gateway,
@@ -162,9 +162,9 @@ class LLMRouter:
             if is_same and live.routers.get(model) == before.routers.get(model):
                 handles[model] = self._handles[model]
             else:
-                handles[model] = await asyncio.to_thread(_new_handle, name)
+                handles[model] = await asyncio.to_thread(new_handle, name)
         prefill = {
-            name: self._prefill.get(name) or await asyncio.to_thread(_new_handle, name)
+            name: self._prefill.get(name) or await asyncio.to_thread(new_handle, name)
             for name in map(prefill_name, live.prefill)
         }
         await self.gateway.reconfigure(live.gateway, live.cards, self._routers(live))
@@ -247,7 +247,7 @@ class LLMRouter:
         return RouterDeployment(cls, dict(deployment_options or {}))
 
 
-def _new_handle(deployment: str, application: str | None = None) -> DeploymentHandle[Any]:
+def new_handle(deployment: str, application: str | None = None) -> DeploymentHandle[Any]:
     """With a router of its own. Serve returns the same handle each time, whose router names the replicas when
     one comes or goes only, and stays of the class that it had.
     """
