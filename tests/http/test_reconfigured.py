@@ -17,6 +17,8 @@ from penstock.errors import ConfigError
 from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.catalogue import LiveState, ServedModel
 
+pytestmark = pytest.mark.parity("X27")
+
 M, N = ServedModel("m", 1), ServedModel("n", 1)
 SLOW: dict[str, Any] = {"step_base_ms": 20, "reply": "word " * 60}
 STREAMS = 64

@@ -26,6 +26,7 @@ async def test_no_request_is_lost_and_no_stream_broken(url: str, replicas: tuple
     await no_request_is_lost(url, replicas, gateways)
 
 
+@pytest.mark.parity("X27")
 def test_every_gateway_ends_with_the_newest_of_quick_changes(url: str):
     quick_changes_end_with_the_newest(url)
 

@@ -15,6 +15,8 @@ from penstock.errors import ConfigError
 from penstock.serve.router.router import new_handle
 from penstock.serve.router.updates import Updates
 
+pytestmark = pytest.mark.parity("X27")
+
 
 class Gateway:
     """Takes over an update, which takes a while. broken: updates that cannot be taken over now."""
