@@ -102,6 +102,8 @@ def test_a_broken_file_changes_nothing(service: Service):
     assert "model_loading_config" in service.run("apply", str(service.file), code=2)
     file = service.write(a={"engine_kwargs": {"no_such": 1}}, b={})
     assert "no_such" in service.run("apply", file, code=2)
+    service.file.write_text(yaml.safe_dump({**fleet(a={}, b={}), "gateway": {"keys_file": "no-keys.yaml"}}))
+    assert "no-keys.yaml" in service.run("apply", file, code=2)
     assert (service.pids(), service.newest()) == before
 
 

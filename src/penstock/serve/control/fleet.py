@@ -27,8 +27,9 @@ from penstock import progress
 from penstock.config import LLMConfig, LLMServingArgs
 from penstock.config.fleet.document import Document, StartSettings
 from penstock.config.fleet.plan import FleetPlan, plan
+from penstock.config.loading import keys_file
 from penstock.config.messages.redact import masked
-from penstock.errors import BadRequest, ConfigError, Conflict, NotFound, PreconditionFailed
+from penstock.errors import BadRequest, ConfigError, Conflict, NotFound, PreconditionFailed, reason, reasons
 from penstock.serve.control import application
 
 log = logging.getLogger(__name__)
@@ -123,10 +124,13 @@ class FleetVersions:
             raise NotFound(f"There is no version {version} of the fleet; `penstock history` shows them.")
         return msgspec.json.decode(row[0])
 
+    def _start(self) -> StartSettings:
+        (row,) = self._database.execute("SELECT settings FROM start").fetchall()
+        return msgspec.json.decode(row[0], type=StartSettings)
+
     def _served(self, fleet: Document) -> LLMServingArgs:
         """Raises: ConfigError."""
-        (row,) = self._database.execute("SELECT settings FROM start").fetchall()
-        start = msgspec.json.decode(row[0], type=StartSettings)
+        start = self._start()
         os.environ.update({**start.environment, **start.variables})  # as where the first version was built
         return start.applied(fleet)
 
@@ -138,6 +142,7 @@ class FleetVersions:
         held_up = (
             [] if newest.outcome != APPLYING else (await asyncio.to_thread(application.state, self._app))[1]
         )
+        held_up = list(dict.fromkeys(map(reason, held_up)))
         fleet = masked(self._document(newest.version))
         return {**msgspec.to_builtins(newest), "held_up": held_up, "fleet": fleet}
 
@@ -206,6 +211,8 @@ class FleetVersions:
     async def _planned(self, newest: FleetVersion, fleet: Document) -> FleetPlan:
         def planned() -> FleetPlan:
             before, after = self._served(self._document(newest.version)), self._served(fleet)
+            if after.gateway.keys_file is not None and not self._start().node:  # else it is on another node
+                keys_file.load(after.gateway.keys_file)
             old, new = (_builders().versions(args) for args in (before, after))
             restarts = [name for name in new if name in old and (new[name] is None or new[name] != old[name])]
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -234,10 +241,10 @@ class FleetVersions:
                 if status == "RUNNING":
                     return self._end(version, APPLIED)
                 if status == "DEPLOY_FAILED":
-                    return self._end(version, f"failed: {' '.join(messages)[-2000:]}")
+                    return self._end(version, f"failed: {reasons(messages)}")
         except Exception as error:  # Serve's and Ray's, of many kinds
             log.exception("Version %d of the fleet cannot be applied", version)
-            self._end(version, f"failed: {error}")
+            self._end(version, f"failed: {reason(str(error))}")
 
     def _deploy(self, version: int) -> None:
         with self._deploying:  # the thread of an apply that was taken over goes on
