@@ -41,11 +41,11 @@ _CONTROL: Mapping[str, Any] = {
     "graceful_shutdown_wait_loop_s": 0.2,
     "graceful_shutdown_timeout_s": 1.0,
 }
-_SURGE = (  # since Ray 2.60
-    {"max_surge_percent": 100, "rolling_update_percentage": 1.0} if has_option("max_surge_percent") else {}
-)
-"""In an update the new gateway opens the port before the old one leaves it. What is taken over in place, all
-gateways take at once."""
+_CAN_SURGE = has_option("max_surge_percent")  # since Ray 2.60
+_SURGE = {"max_surge_percent": 100} if _CAN_SURGE else {}
+"""In an update the new gateway opens the port before the old one leaves it."""
+_AT_ONCE = {"rolling_update_percentage": 1.0} if _CAN_SURGE else {}
+"""What is taken over in place, all gateways take at once. `Deployment.options` does not take this one."""
 
 _CLOSING_S = 5.0  # of a gateway's time to shut down: what remains after open requests have ended, or were cut
 _UNLIMITED = 1_000_000  # open requests of one gateway process: the gateway itself admits by model
@@ -95,7 +95,7 @@ class RouterDeployment:
                 "gateway.tls needs a port of the gateway's own: set gateway.port, or end TLS in a proxy "
                 "before Ray Serve's HTTP."
             )
-        options = gateway_options(configs, gateway.processes, self.given)
+        options = _AT_ONCE | gateway_options(configs, gateway.processes, self.given)
         scaling = options.get("autoscaling_config") or {}
         if isinstance(most := options.get("num_replicas") or scaling.get("max_replicas"), int):
             gateway = gateway.model_copy(update={"processes": most})
