@@ -182,7 +182,7 @@ class GatewayMetrics:
         )
         self.streams_continued = counter(
             "penstock_streams_continued",
-            "Streams with which another replica went on because theirs failed or drained.",
+            "Answers with which another replica went on because theirs failed or drained.",
             ["model"],
         )
         self.streams_cut = counter(
@@ -192,7 +192,7 @@ class GatewayMetrics:
         )
         self.tokens_replayed = counter(
             "penstock_stream_tokens_replayed",
-            "Tokens of continued streams that were there, and that another replica has read again.",
+            "Tokens of continued answers that were there, and that another replica has read again.",
             ["model"],
         )
         self.fallbacks = counter(
@@ -224,7 +224,7 @@ class GatewayMetrics:
         )
         self.batch_requeued = gauge(
             "penstock_batch_requeued_requests",
-            "Batch requests that ready replicas have aborted for online ones and run again.",
+            "Batch requests that ready replicas have aborted for online ones; they go on later.",
         )
         self.ready = gauge("penstock_ready_replicas", "Replicas that may be picked.")
         self.wanted = gauge("penstock_wanted_replicas", "Replicas that Ray Serve should run.")

@@ -127,6 +127,35 @@ makes of them, it made before: the server drops as many events as were sent. The
 instead the engine confirms, by one call of `record_tokens` with an empty group before the first of them.
 """
 
+
+class TokensProbe:
+    """Set in a request's context by those who may have it begun again before anything of its answer was sent.
+
+    adapter: as `adapter_stamp`, where the request has been added; "" without an adapter.
+    """
+
+    __slots__ = ("_ask", "adapter")
+
+    def __init__(self) -> None:
+        self._ask: Callable[[], Sequence[Sequence[ChoiceTokens]]] | None = None
+        self.adapter: str | None = None
+
+    def report(self, ask: Callable[[], Sequence[Sequence[ChoiceTokens]]] | None) -> None:
+        """Called by an engine that can go on with the request. ask: returns what it has made so far, as
+        `tokens_before` of the request that begins again; () for nothing of use.
+        """
+        self._ask = ask
+        self.adapter = adapter_stamp.get() if using_adapter.get() else ""
+
+    def ask(self) -> Sequence[Sequence[ChoiceTokens]]:
+        """What has been made so far, to be called before the request is aborted."""
+        made = self._ask() if self._ask is not None else ()
+        self._ask = lambda: made  # until it is added again
+        return made
+
+
+tokens_so_far: ContextVar[TokensProbe | None] = ContextVar("tokens_so_far", default=None)
+
 created: ContextVar[int] = ContextVar("created", default=0)
 """When the answer to the running request was created, in seconds since the epoch; 0: now. The same where it
 is continued."""

@@ -17,7 +17,7 @@ from tests.waiting import until
 
 from penstock import request_context
 from penstock.asgi import TRUSTED, ASGIApp, Message
-from penstock.request_context import ChoiceTokens, EventFrame
+from penstock.request_context import ChoiceTokens, EventFrame, TokensProbe
 from recipes.assistant.lessons import tool
 
 Group = Sequence[ChoiceTokens]
@@ -199,6 +199,7 @@ async def stream(
     headers: dict[str, str] | None = None,
     status: int = 200,
     leaves_after: int | None = None,
+    probe: TokensProbe | None = None,
 ) -> Stream:
     """The answer to one request. short: whether texts may go past the engine's app. leaves_after: pieces."""
     answer = Stream(slow)
@@ -220,8 +221,9 @@ async def stream(
     scope |= {"asgi": {"version": "3.0"}, "http_version": "1.1", "root_path": "", "extensions": {TRUSTED: {}}}
 
     async def ask() -> None:
-        request_context.record_tokens.set(answer.record)
+        request_context.record_tokens.set(answer.record if probe is None else None)  # rows have no record
         request_context.tokens_before.set(before)
+        request_context.tokens_so_far.set(probe)
         request_context.shortcut.set(answer if short else None)
         request_context.created.set(1_800_000_000)
         request_context.id_seed.set("5eed")
@@ -248,6 +250,59 @@ async def differences(app: ASGIApp, kind: Kind, cuts: int, draw: random.Random, 
         for groups in sorted(places - {0})
         for fault in await continued(app, path, body, whole, groups, **how)
     ]
+
+
+class Cut(TokensProbe):
+    """Of an answer that is not streamed: ends its request as soon as it has so many tokens."""
+
+    def __init__(self, at: int = 1 << 30) -> None:
+        super().__init__()
+        self.at, self.groups = at, list[Group]()
+        self.most, self._look = 0, lambda: list[Group]()
+
+    def report(self, ask: Any) -> None:
+        super().report(ask)
+        self._look = ask or list[Group]
+
+    async def answer(self, app: ASGIApp, kind: Kind, before: Sequence[Group] = ()) -> bytes:
+        """b"" when it was ended; then `groups` are what it had."""
+        path, body = kind
+        more: dict[str, Any] = (
+            {"stream": False, "stream_options": None} if path != RESPONSES else {"stream": False}
+        )
+        task = asyncio.create_task(stream(app, path, body | more, before, probe=self))
+        while not task.done():
+            await asyncio.sleep(0.001)
+            tokens = sum(len(one.token_ids) for group in self._look() for one in group)
+            self.most = max(self.most, tokens)
+            if self.at <= tokens:
+                self.groups = list(self.ask())
+                task.cancel()
+                await asyncio.wait({task})
+                return b""
+        return b"".join(task.result().pieces)
+
+
+async def differences_whole(app: ASGIApp, kind: Kind, cuts: int) -> list[str]:
+    """How answers that are not streamed and go on from what they had differ from the one that was not cut."""
+    first = Cut()
+    await Cut().answer(app, kind)  # from now on the prompt is in the cache
+    expected = await first.answer(app, kind)
+    assert first.most > cuts, "its tokens were not told"
+    found = list[str]()
+    for at in range(1, first.most, max(1, first.most // cuts)):
+        cut, rest = Cut(at), Cut()
+        if await cut.answer(app, kind) == b"":
+            had = sum(len(one.token_ids) for group in cut.groups for one in group)
+            answer = await rest.answer(app, kind, cut.groups)
+            if _said(answer) != _said(expected):
+                found.append(f"after {had} of {first.most} tokens: {answer!r}, not {expected!r}")
+    return found
+
+
+def _said(answer: bytes) -> Any:
+    """A logprob's last digits depend on what was computed with its token."""
+    return json.loads(answer, parse_float=lambda _: 0.0)
 
 
 async def continued(

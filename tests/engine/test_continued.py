@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from asking import CHAT, COMPLETIONS, RESPONSES
-from continuing import GREEDY, PARSED, PLAIN, SUM, TEXT, differences, stream
+from continuing import GREEDY, PARSED, PLAIN, SUM, TEXT, differences, differences_whole, stream
 from enginetest import Served
 from tests.waiting import until
 
@@ -41,6 +41,16 @@ async def test_a_plain_stream_goes_on_as_it_began(demo: Served, name: str):
 @pytest.mark.parametrize("name", ["reasoning", "two tools", "response", "message with a tool"])
 async def test_a_parsed_stream_goes_on_as_it_began(assistant: Served, name: str):
     assert await differences(assistant.engine.app(), PARSED[name], 3, random.Random(2)) == []
+
+
+@pytest.mark.parametrize("name", ["greedy chat", "penalties, seeded", "schema", "logprobs and stop strings"])
+async def test_a_plain_answer_that_is_not_streamed_goes_on(demo: Served, name: str):
+    assert await differences_whole(demo.engine.app(), PLAIN[name], 3) == []
+
+
+@pytest.mark.parametrize("name", ["reasoning", "two tools", "response", "message"])
+async def test_a_parsed_answer_that_is_not_streamed_goes_on(assistant: Served, name: str):
+    assert await differences_whole(assistant.engine.app(), PARSED[name], 3) == []
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,10 @@ def same(text: str) -> str:
 
 async def answer(http: httpx.AsyncClient, kind: str, **more: Any) -> str:
     path, body = KINDS[kind]
-    answer = await http.post(path, json={"model": "m", "stream": True, **body, **more}, headers=ID)
+    asked = {"model": "m", "stream": True, **body, **more}
+    if not asked["stream"]:
+        asked.pop("stream_options", None)
+    answer = await http.post(path, json=asked, headers=ID)
     assert answer.status_code == 200
     return answer.text
 
@@ -100,6 +103,29 @@ async def test_an_engine_that_dies_after_any_token_changes_nothing(served: Serve
             for one in (doomed, steady):
                 served.remove("m", one.address)
         assert not [reason for reason in await figures(http) if reason.startswith("cut")]
+        assert served._gateway._dispatch._records.reserved == served._gateway._bodies.used == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_answer_that_is_not_streamed_goes_on_where_its_engine_died(served: Served, kind: str):
+    await served.gateway("m")
+    steady = await served.replica(**AT_ONCE)
+    async with served.http() as http:
+        whole = same(await answer(http, kind, stream=False))
+        made = steady.engine.counts().made_tokens
+        served.remove("m", steady.address)
+        for tokens in range(1, made):
+            doomed = await served.replica(die_after_tokens=tokens, **AT_ONCE)
+            before = steady.engine.counts().made_tokens
+            asking = asyncio.create_task(answer(http, kind, stream=False))
+            await until(lambda: not served.table.ready("m"))
+            served.add("m", steady.address)
+            assert same(await asking) == whole, tokens
+            spared = made - (steady.engine.counts().made_tokens - before)
+            assert spared in (tokens, tokens + 1)  # the last step may have made one for each choice
+            for one in (doomed, steady):
+                served.remove("m", one.address)
+        assert made - (await figures(http))["continued"] in (1, 2)
         assert served._gateway._dispatch._records.reserved == served._gateway._bodies.used == 0
 
 

@@ -2,7 +2,8 @@
 
 A replica records the groups of tokens that its engine's app takes; the multiplexer carries them beside the
 pieces that the app makes of them. The gateway keeps the bytes in a `StreamRecord`, and sends them behind the
-request's body to the replica that continues.
+request's body to the replica that continues. Of an answer that is not streamed, nothing travels before its
+end; a replica that cannot finish it hands over what it has.
 """
 
 from __future__ import annotations
@@ -49,6 +50,12 @@ def _value(group: Group) -> object:
         (list(one.token_ids), one.choice, one.finish_reason, one.stop_reason, one.cached_tokens, one.logprobs)
         for one in group
     ]
+
+
+def handed(recorded: Sequence[Group]) -> bytes:
+    """Groups that one replica hands over, for `StreamRecord.take_over`."""
+    groups, data = encode(recorded)
+    return groups.to_bytes(4) + data
 
 
 def decode(groups: int, records: bytes | bytearray) -> list[Group]:
@@ -146,10 +153,21 @@ class StreamRecord:
         if self.lost or size > _MOST_BYTES or self._budget.reserved > _MOST_IN_ALL:
             self.lose("memory")
 
+    def take_over(self, origin: bytes, handed: bytes) -> None:
+        """What a replica that ends hands over of a response that has not begun."""
+        self.restart()
+        self.origin = origin
+        self.add(0, int.from_bytes(handed[:4]), handed[4:])
+
     def restart(self) -> None:
         """The request begins anew: nothing of it has been sent to the client."""
         self.close()
-        self.pieces = 0
+        self.pieces, self.origin = 0, b""
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Whether a response that has not begun can go on with this."""
+        return bool(self.origin and self.groups and not self.pieces)
 
     def lose(self, why: str) -> None:
         """The stream cannot be continued from now on."""

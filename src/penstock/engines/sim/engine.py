@@ -33,7 +33,7 @@ from penstock.errors import (
     PromptTooLong,
     Unavailable,
 )
-from penstock.request_context import ChoiceTokens, record_tokens, tokens_before, using_adapter
+from penstock.request_context import ChoiceTokens, record_tokens, tokens_before, tokens_so_far, using_adapter
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
@@ -114,6 +114,10 @@ class SimEngine(EngineControl):
         limit, record = self.options.fail_after_tokens, record_tokens.get() or no_record
         before = [one for group in tokens_before.get() for one in group]
         record(())
+        so_far: list[Sequence[ChoiceTokens]] = [(one,) for one in before]
+        if record is no_record and (probe := tokens_so_far.get()) is not None:
+            record = so_far.append
+            probe.report(lambda: so_far)
         made, begun = 0, {one.choice for one in before}
         async with aclosing(self._scheduler.stream(asked, adapter, before)) as deltas:
             async for delta in deltas:

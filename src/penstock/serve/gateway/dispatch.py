@@ -280,9 +280,12 @@ class Dispatch:
         if (charge := request.charge) is not None:
             own.append((link.SHARE, b"%.2f %b" % (charge.price / charge.weight, charge.tenant.encode())))
         size = len(request.body.content)
-        if stream.reply.started:
-            own.append((CONTINUE, stream.record.to_header()))
-            size += len(stream.record.data)
+        record = stream.record
+        if stream.reply.started or (record.is_handed_over and record.serves == replica.serves):
+            own.append((CONTINUE, record.to_header()))
+            size += len(record.data)
+        else:
+            record.restart()
         head = headers.to_replica(request.method, request.target, request.headers, own, size)
         await relay.ask(pool, head, stream)
 

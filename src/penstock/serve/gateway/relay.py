@@ -115,8 +115,11 @@ class OpenStream:
         Raises: EngineDead.
         """
         self.deaths += died
-        self.tried.add(replica, refused)
+        self.tried.add(replica, refused and self.reply.started)
         if not self.reply.started:
+            self._tokens = self.record.tokens() if self.record.is_handed_over else 0
+            if refused:
+                self.record.restart()
             if self.deaths >= MOST_DEATHS:
                 raise self.end("deaths", why) from why
             return
@@ -142,12 +145,16 @@ class OpenStream:
             "The replica that was answering has failed; the answer is incomplete. Send the request again."
         )
 
+    def count(self) -> None:
+        """Another replica goes on with it."""
+        self.metrics.streams_continued.labels(self.model_id).inc()
+        self.metrics.tokens_replayed.labels(self.model_id).inc(self._tokens)
+
     def resumed(self) -> None:
         """The next replica goes on with it."""
         pause_s = self.reply.timing.resume()
         self.body.spare()
-        self.metrics.streams_continued.labels(self.model_id).inc()
-        self.metrics.tokens_replayed.labels(self.model_id).inc(self._tokens)
+        self.count()
         if self.reply.pauses is not None:
             self.reply.pauses.observe(pause_s)
         log.info(
@@ -191,8 +198,6 @@ async def ask(pool: Pool, head: bytes, stream: OpenStream) -> None:
     reply, body = stream.reply, stream.body
     sent = False
     while True:
-        if not reply.started:
-            stream.record.restart()
         reply.timing.begin(timing.CONNECT)
         try:
             fresh = sent or reply.started
@@ -228,6 +233,10 @@ async def _pass_on(connection: ReplicaConnection, stream: OpenStream) -> None:
     reply.timing.begin(timing.GATEWAY)
     if retry := head.header(link.RETRY):
         worked = retry not in (link.UNTOUCHED, link.REFUSED)
+        if (origin := head.header(RESUMABLE)) is not None and not reply.started:
+            while more := await connection.read():
+                piece += more
+            stream.record.take_over(origin, piece)
         reason = f"turned the request away ({retry.decode()})"
         raise ReplicaFailed(reason, worked, refused=retry == link.REFUSED)
     if reply.started:
@@ -250,6 +259,8 @@ async def _start(head: Head, piece: bytes, stream: OpenStream) -> None:
         ) from RuntimeError(f"the engine answered {head.status}: {piece[:_LOGGED_BYTES]!r}")
     if reply.has_fallback and head.status in _CANNOT_NOW:
         raise EngineFailed(f"The engine answered {head.status}.")
+    if stream.record.is_handed_over and head.status == 200:
+        stream.count()
     stream.record.origin = head.header(RESUMABLE) or b""
     (stream.body.spare if stream.record.origin else stream.body.drop)()
     await reply.start(head.status, to_client(head.headers))

@@ -7,7 +7,7 @@ import itertools
 import uuid
 from contextvars import ContextVar
 
-from penstock.request_context import id_seed, record_tokens, tokens_before
+from penstock.request_context import id_seed, record_tokens, tokens_before, tokens_so_far
 
 
 class _Requests:
@@ -23,7 +23,7 @@ _running: ContextVar[_Requests | None] = ContextVar("_running", default=None)
 
 def begin() -> None:
     """Call it in the context that all tasks of an HTTP request inherit."""
-    if record_tokens.get() is not None or tokens_before.get():
+    if record_tokens.get() is not None or tokens_before.get() or tokens_so_far.get() is not None:
         _running.set(_Requests())
 
 

@@ -1,5 +1,7 @@
 """Records what a stream's app takes from the engine, and lets it take first what was recorded elsewhere.
 
+Of an answer that is not streamed nothing is recorded: the front-end has its tokens until it is complete.
+
 Importing this file imports vLLM.
 """
 
@@ -13,18 +15,19 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import Logprob
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
 from penstock.engines.vllm.continued import answer
 from penstock.engines.vllm.continued.emitted import EMITTED
 from penstock.engines.vllm.continued.rules import Rules
-from penstock.request_context import ChoiceTokens, record_tokens, tokens_before
+from penstock.request_context import ChoiceTokens, record_tokens, tokens_before, tokens_so_far
 
 Group = Sequence[ChoiceTokens]
 Add = Callable[[EngineCoreRequest], Awaitable[None]]
 
-_AT_ONCE = 16  # groups that are replayed before other tasks run
+_AT_ONCE = 16  # groups that are replayed before other tasks run, and tokens of a group of an answer's own
 _FAILED = ("abort", "error")
 _CACHED = ("num_cached_tokens", "num_cache_creation_tokens")
 
@@ -61,9 +64,13 @@ class Continued:
         """
         if getattr(params, "extra_args", None):
             params.extra_args.pop(EMITTED, None)  # a client's
-        record, before = record_tokens.get(), tokens_before.get()
+        record, before, probe = record_tokens.get(), tokens_before.get(), tokens_so_far.get()
+        if getattr(params, "output_kind", None) == RequestOutputKind.FINAL_ONLY:
+            record = None if probe is None else _unrecorded
         if record is None or answer.requests() != 1 or not self._rules.allow(params):
-            if before and record is not None:
+            if probe is not None:
+                probe.report(None)
+            if before and record not in (None, _unrecorded):
                 raise VLLMValidationError("This engine cannot go on with an answer to such a request.")
             return await add()
         held: list[EngineCoreRequest] = []
@@ -74,6 +81,8 @@ class Continued:
             self._held.reset(token)
         taken.__class__ = Journal
         taken.open(record, params.n, self._processor, self._add, held, before)
+        if probe is not None and record is _unrecorded:
+            probe.report(taken.so_far)
         return taken
 
 
@@ -90,7 +99,8 @@ class Journal(RequestOutputCollector):
         before: Sequence[Group],
     ) -> None:
         self._record = record
-        self._processor, self._add, self._held, self._before = processor, add, held, enumerate(before, 1)
+        self._processor, self._add, self._held, self._before = processor, add, held, before
+        self._replayed = enumerate(before, 1)
         self._lagging: dict[int, tuple[Any, Any]] = {}
         """Of each choice with stop strings, its `StoppableText`, whose output lags behind its tokens, and the
         holder of its logprobs.
@@ -111,6 +121,24 @@ class Journal(RequestOutputCollector):
         if not self._held:
             self._record((ChoiceTokens(self._new(0, token_ids, None)[0]),))
 
+    def so_far(self) -> Sequence[Group]:
+        """The tokens of an answer with one choice that is not complete."""
+        state: Any = self._processor.request_states.get(self.request_id)
+        if self._held or state is None:
+            return self._before if self._held else ()
+        ids, logprobs = state.detokenizer.output_token_ids, state.logprobs_processor.logprobs or ()
+        cached = [getattr(state, name, None) or 0 for name in _CACHED]
+        return [
+            (
+                ChoiceTokens(
+                    ids[at : at + _AT_ONCE],
+                    cached_tokens=() if at else cached,
+                    logprobs=_written(logprobs[at : at + _AT_ONCE]),
+                ),
+            )
+            for at in range(0, len(ids), _AT_ONCE)
+        ]
+
     def get_nowait(self) -> Any:
         output = super().get_nowait()
         if output is not None:
@@ -125,7 +153,11 @@ class Journal(RequestOutputCollector):
         return output
 
     def _take(self, output: Any) -> None:
-        if self._held or any(one.finish_reason in _FAILED for one in output.outputs):
+        if (
+            self._held
+            or self._record is _unrecorded
+            or any(one.finish_reason in _FAILED for one in output.outputs)
+        ):
             return
         group: list[ChoiceTokens] = []
         for one in output.outputs:
@@ -152,7 +184,7 @@ class Journal(RequestOutputCollector):
 
     async def _replay(self) -> None:
         """Returns when there is an output, or the core has the request."""
-        for number, group in self._before:
+        for number, group in self._replayed:
             self._processor.process_outputs([self._output(one) for one in group])
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -181,6 +213,10 @@ class Journal(RequestOutputCollector):
             made.finish_reason = FinishReason[one.finish_reason.upper()]
             made.stop_reason = one.stop_reason
         return made
+
+
+def _unrecorded(group: Group | None) -> None:
+    """Of an answer that is not streamed."""
 
 
 def _written(logprobs: Sequence[Any]) -> list[list[tuple[int, float, int | None, str | None]]]:

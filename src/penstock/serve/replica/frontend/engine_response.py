@@ -16,19 +16,21 @@ from dataclasses import dataclass, field, replace
 from penstock import tiers
 from penstock.asgi import Message, Send
 from penstock.engine_control import DEFAULT_WEIGHTS
-from penstock.errors import Unavailable
+from penstock.errors import Error, Unavailable
 from penstock.openai.asgi_response import send_error
 from penstock.request_context import (
     EngineTimings,
     EventFrame,
     TimingProbe,
+    TokensProbe,
     adapter_stamp,
     record_tokens,
     shortcut,
     timing_probe,
+    tokens_so_far,
     using_adapter,
 )
-from penstock.transport import link
+from penstock.transport import continuation, link
 from penstock.transport.connection import STREAM
 from penstock.transport.continuation import RESUMABLE, Group, Origin
 from penstock.transport.multiplexer import StreamSender
@@ -65,10 +67,12 @@ class EngineResponse:
     _held: list[bytes] = field(init=False)
     _arrived_at: float = field(init=False)
     _probe: TimingProbe = field(init=False)
+    _tokens: TokensProbe = field(default_factory=TokensProbe)
 
     def __post_init__(self) -> None:
         self._held, self._arrived_at, self._probe = [], time.monotonic(), TimingProbe()
         timing_probe.set(self._probe)
+        tokens_so_far.set(self._tokens)
         shortcut.set(self)
         if not self._number:
             self._sender = None
@@ -113,6 +117,18 @@ class EngineResponse:
         """Drops whatever the app still sends: it may take the end of its task for that of its client."""
         self._void = True
         self._held.clear()
+        self._tokens.ask()
+
+    async def turn_away(self, error: Error) -> None:
+        """Answers in place of the app, for another replica, with what that can go on with."""
+        away, made = link.turned_away(link.INTERRUPTED), self._tokens.ask()
+        if self._origin is None or self._tokens.adapter is None or not made:
+            await send_error(self.direct, error, self._path, away)
+            return
+        origin = replace(self._origin, adapter=self._tokens.adapter)
+        fields = [*away, (RESUMABLE, origin.to_header())]
+        await self.direct({"type": "http.response.start", "status": 503, "headers": fields})
+        await self.direct({"type": "http.response.body", "body": continuation.handed(made)})
 
     def _end(self) -> None:
         """Whatever the app still sends is dropped."""

@@ -243,8 +243,7 @@ class Listener:
                 del self._open_by_gateway[gateway]  # else gateways that have ended would stay
             response.close()
         if self._refusal is not None and not response.started:
-            more = link.turned_away(link.INTERRUPTED)
-            await send_error(response.direct, self._refusal, scope["path"], more)
+            await response.turn_away(self._refusal)
         # uvicorn cuts a response that has started and not ended as soon as this returns.
 
     def _origin(self, number: int, given: Continuation | None) -> Origin | None:

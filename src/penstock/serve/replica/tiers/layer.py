@@ -1,7 +1,8 @@
 """ASGI before the engine's app and its layers: online requests pass, batch requests wait for their turn.
 
 All work of a replica meets here, HTTP and calls by handle alike. A batch request that is aborted before its
-response has begun runs again from its body; its client notices nothing but the time.
+response has begun runs again from its body and the tokens that it had; its client notices nothing but the
+time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from penstock import asgi
 from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
-from penstock.request_context import record_tokens, tier
+from penstock.request_context import TokensProbe, record_tokens, tier, tokens_before, tokens_so_far
 from penstock.serve.replica.tiers.controller import TICK_S
 from penstock.serve.replica.tiers.share import BatchRequest, BatchShare
 from penstock.tiers import FLEX
@@ -80,17 +81,26 @@ class ByClass:
             if asgi.CANCELLED in scope.get("extensions", ())
             else asyncio.ensure_future(asgi.disconnected(receive))
         )
+        if (probe := tokens_so_far.get()) is None:
+            tokens_so_far.set(probe := TokensProbe())
         again = False
         try:
-            while await self._gave_way(*asgi.with_body(scope, receive, body), send, gone, again):
+            while await self._gave_way(*asgi.with_body(scope, receive, body), send, gone, probe, again):
                 again = True
                 if (record := record_tokens.get()) is not None:
                     record(None)
+                tokens_before.set(probe.ask() or tokens_before.get())
         finally:
             gone.cancel()
 
     async def _gave_way(
-        self, scope: Scope, receive: Receive, send: Send, gone: asyncio.Future[None], again: bool
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        gone: asyncio.Future[None],
+        probe: TokensProbe,
+        again: bool,
     ) -> bool:
         """Runs it in a task of its own, which waits for its turn first. True when it was aborted for online
         work, and must run again; False when it has ended, or its client is gone.
@@ -107,7 +117,9 @@ class ByClass:
 
         def abort() -> bool:
             nonlocal aborted
-            aborted = not begun and task.cancel()
+            if not begun:
+                probe.ask()  # afterwards, the engine has forgotten it
+                aborted = task.cancel()
             return aborted
 
         async def run() -> None:
