@@ -5,7 +5,7 @@ import pytest
 from penstock.cli.models.engine_arguments import read_engine_words, read_quick_words
 from penstock.cli.models.options import SERVE, Arguments, split
 from penstock.cli.models.plan import make_plan
-from penstock.cli.models.precheck import refuse_certificate
+from penstock.cli.models.precheck import planned as checked_plan
 from penstock.cli.serve.ray_cluster import cpus_needed
 from penstock.config.derive.serve_options import runtime_env
 from penstock.errors import ConfigError
@@ -116,11 +116,12 @@ def test_a_certificate_in_a_file_counts_from_its_folder(tmp_path: Path):
         "llm_configs: [{model_loading_config: {model_id: m}, llm_engine: sim}]\n"
         "gateway: {tls: {cert: a.crt, key: keys/a.key}}\n"
     )
-    planned = make_plan(Arguments(sources=(str(file),)))
+    arguments = Arguments(sources=(str(file),))
+    planned = make_plan(arguments)
     assert planned.gateway.tls is not None
     assert planned.gateway.tls.key == str(tmp_path / "keys" / "a.key")
-    with pytest.raises(ConfigError, match=r"gateway.tls.cert: '.*a.crt' cannot be read"):
-        refuse_certificate(planned)
+    with pytest.raises(ConfigError, match=r"serve.yaml:2: gateway.tls.cert: '.*a.crt' cannot be read"):
+        checked_plan(arguments)
 
 
 def test_two_files_that_disagree_about_the_gateway_are_refused(yaml: str, tmp_path: Path):

@@ -1,11 +1,16 @@
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from penstock.cli.models import precheck
 from penstock.cli.models.check import check
+from penstock.cli.models.options import Arguments
+from penstock.errors import ConfigError
 
 GOOD = """
 model_loading_config: {model_id: echo}
@@ -95,6 +100,65 @@ def test_mistakes_of_the_config_and_of_engine_arguments_come_together(written, c
     err = capsys.readouterr().err
     assert "did you mean 'model_id'?" in err
     assert "did you mean 'max_model_len'?" in err
+
+
+FAULTY = """
+llm_configs:
+- model_loading_config: {model_id: a, model_sourc: ./nowhere}  # 3
+  llm_engine: sim
+  fallbacks: [zz]  # 5
+  engine_kwargs: {max_modl_len: 5}  # 6
+- model_loading_config: {model_id: b, model_source: ./nowhere}  # 7
+  preprocessor: no_such_module:Name  # 8
+  deployment_config: {num_replicas: 1, autoscaling_config: {min_replicas: 1}}  # 9
+- other.yaml
+gateway:
+  prot: 8001  # 12
+  keys_file: no-keys.yaml  # 13
+  tls: {cert: no.pem, key: no.pem}  # 14
+  default_model: bb  # 15
+jobs: {}
+jobs: {filez: 3}  # 17, twice
+"""
+ALWAYS = {3, 5, 6, 8, 9, 12, 13, 14, 15, 17}
+
+
+def lines(problems: Iterable[str]) -> set[int]:
+    found = (re.match(r"\S+faulty\.yaml:(\d+): ", problem) for problem in problems)
+    return {int(one[1]) for one in found if one}
+
+
+def test_every_fault_of_a_file_comes_in_one_run_with_its_line(written, capsys):
+    written(GOOD.replace("echo", "c") + "aliases: [b]\n", "other.yaml")
+    file = written(FAULTY, "faulty.yaml")
+    assert check([file]) == 2
+    err = capsys.readouterr().err
+    assert lines(err.splitlines()) == ALWAYS
+    assert "other.yaml:6: aliases: 'b' is already a name of 'b'." in err
+    with pytest.raises(ConfigError) as refused:
+        precheck.planned(Arguments(sources=(file,)))
+    assert lines(refused.value.problems) == {*ALWAYS, 7}  # the folder must be here then
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        (None, "faulty.yaml:3: gateway.keys_file: KEYS: no such file in"),
+        ("keys: [", "faulty.yaml:3: gateway.keys_file: KEYS:1:8: is not valid YAML"),
+        ("\nkeys: [{tenant: t, name: n}]", "KEYS:2: keys[0]: has neither `hash` nor `key`"),
+    ],
+)
+def test_a_file_of_keys_that_cannot_be_used_is_refused_before_a_start(written, keys, says, capsys):
+    one = "{model_loading_config: {model_id: echo}, llm_engine: sim}"
+    file = written(f"\nllm_configs: [{one}]\ngateway: {{keys_file: keys.yaml}}\n", "faulty.yaml")
+    path = written(keys or "", "keys.yaml")
+    if keys is None:
+        Path(path).unlink()
+    with pytest.raises(ConfigError) as refused:
+        precheck.planned(Arguments(sources=(file,)))
+    assert says.replace("KEYS", path) in str(refused.value)
+    assert check([file]) == 2
+    assert says.replace("KEYS", path) in capsys.readouterr().err
 
 
 def test_keys_are_neither_shown_nor_told_beside_a_mistake(written, capsys):

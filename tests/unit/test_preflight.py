@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from checkpoint import write_llama, write_safetensors
 
-from penstock.cli.models import precheck
+from penstock.cli.models import faults, precheck
 from penstock.cli.models.check import check
 from penstock.cli.models.options import Arguments
 from penstock.cli.models.plan import make_plan
@@ -218,7 +218,7 @@ def test_a_model_on_the_cpu_needs_no_gpu(tmp_path: Path, checked, monkeypatch: p
 
 def test_serve_refuses_what_certainly_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     smi(tmp_path, 3, monkeypatch)
-    monkeypatch.setattr(precheck, "missing_here", lambda config: None)  # it looks into /dev
+    monkeypatch.setattr(faults, "missing_here", lambda config: None)  # it looks into /dev
     large, llama = write_llama(tmp_path / "large", **LARGE), write_llama(tmp_path / "llama")
 
     def refused(model: Path, *words: str) -> str | None:

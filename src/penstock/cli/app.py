@@ -36,7 +36,7 @@ from penstock.cli.models.options import (
 )
 from penstock.cli.process.failure import fail
 from penstock.cli.version import show_versions
-from penstock.errors import ConfigError, Error
+from penstock.errors import Error
 from penstock.options import by_fields
 
 
@@ -110,18 +110,11 @@ def serve(
 
 def _serve(arguments: Arguments, signals_fd: int) -> int:
     from penstock.cli.models import precheck
-    from penstock.cli.models.plan import make_plan
     from penstock.cli.serve.port import refuse_silent, refuse_taken
     from penstock.cli.serve.run import run
 
     try:
-        try:
-            planned = make_plan(arguments)
-        except ConfigError as error:
-            raise precheck.with_all_faults(error, arguments) from error
-        planned.refuse_serve_only()
-        precheck.refuse_certificate(planned)
-        planned = precheck.checked(planned, arguments.address)
+        planned = precheck.planned(arguments)
         refuse_taken(planned.gateway.host, planned.gateway.port or DEFAULT_PORT)
         if arguments.address:
             refuse_silent(arguments.address)

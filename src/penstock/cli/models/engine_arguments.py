@@ -94,7 +94,8 @@ def with_own_options(error: ConfigError, words: Sequence[str], command: CommandO
     hints = [
         f"Or did you mean an option of ours? `{command.name}` has {option}." for option in meant.values()
     ]
-    return ConfigError("\n".join([str(error), *hints]), error.problems)
+    *others, last = error.problems or (str(error),)
+    return config_error([*others, "\n".join([last, *hints])])
 
 
 def _read(engine_name: str, words: Sequence[str]) -> dict[str, Any]:

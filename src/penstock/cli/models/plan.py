@@ -15,6 +15,7 @@ from penstock.cli.models.options import ACCELERATOR_KINDS, DEFAULT_PORT, YAML, A
 from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs, Settings, load_applications
 from penstock.config.derive import names
 from penstock.config.fleet.document import as_guest
+from penstock.config.messages.location import Location
 from penstock.config.messages.problems import config_error
 from penstock.config.schema.model import DEMO_MODEL_ID, DEMO_SOURCE
 from penstock.errors import ConfigError
@@ -76,7 +77,8 @@ def make_plan(arguments: Arguments) -> ServePlan:
         raise ConfigError("--watch needs a config file to watch.")
     gateway = _gateway([application.args.gateway for application in applications], arguments)
     rest = _rest([application.args for application in applications])
-    serving = LLMServingArgs(llm_configs=configs, gateway=gateway, **rest)
+    with_gateway = (one.args.location for one in applications if "gateway" in one.args.model_fields_set)
+    serving = LLMServingArgs(llm_configs=configs, gateway=gateway, **rest).at(next(with_gateway, Location()))
     serve_only = tuple(dict.fromkeys(text for one in applications for text in one.serve_only))
     return ServePlan(serving, arguments.engine_words, serve_only)
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
 from penstock import ray_version
 from penstock.cli.models import fitting
 from penstock.cli.models.engine_arguments import read_quick_words
-from penstock.cli.models.faults import quick_faults
+from penstock.cli.models.faults import faults_of_gateway, faults_of_machine, quick_faults
 from penstock.cli.models.options import SERVE, YAML, Arguments, CommandOptions
-from penstock.cli.models.plan import ServePlan
+from penstock.cli.models.plan import ServePlan, make_plan
 from penstock.config import LLMConfig, Settings
-from penstock.config.derive.accelerators import missing_here
 from penstock.config.derive.prefill import halves
-from penstock.config.messages.problems import config_error
+from penstock.config.messages.problems import ErrorCollector, config_error
 from penstock.engines.check import options_form
 from penstock.engines.vllm.arguments.check import installed
 from penstock.engines.vllm.capabilities import version
@@ -33,30 +33,55 @@ _NO_SGLANG = (
 )
 
 
-def with_all_faults(error: ConfigError, arguments: Arguments) -> ConfigError:
-    """The error, and all else that is found in the same files without asking an engine."""
-    files = [word for word in arguments.sources if word.endswith(YAML) and os.path.isfile(word)]
-    return config_error(dict.fromkeys([*(error.problems or [str(error)]), *quick_faults(files)]))
+def planned(arguments: Arguments) -> ServePlan:
+    """What `penstock serve` is to serve, `checked`.
+
+    Raises: as `checked`; a ConfigError has all that is found in the same files without asking an engine.
+    """
+    try:
+        plan = make_plan(arguments)
+        found = ErrorCollector(
+            faults_of_gateway(plan.gateway, plan.serving.location / "gateway", plan.configs)
+        )
+        with found.collecting():
+            plan.refuse_serve_only()
+        with found.collecting():
+            plan = checked(plan, arguments.address)
+        found.raise_any()
+    except ConfigError as error:
+        files = [word for word in arguments.sources if word.endswith(YAML) and os.path.isfile(word)]
+        more = quick_faults(files, all_here=arguments.address is None)
+        raise _joined(error, more) from error
+    return plan
+
+
+def _joined(error: ConfigError, problems: Sequence[str]) -> ConfigError:
+    """The error with more problems; as it is, with its hints, where these are none but its own."""
+    own = error.problems or (str(error),)
+    found = dict.fromkeys([*own, *problems])
+    return config_error(found) if len(found) > len(own) else error
 
 
 def checked(plan: ServePlan, address: str | None, command: CommandOptions = SERVE) -> ServePlan:
     """The plan, with its engine's arguments read where that is quick. address: that of a cluster, if given.
 
-    Raises: ConfigError; Unavailable for a Ray that is too old; EngineStartFailed when an engine is not
-    installed. Without an address, the cluster is this machine alone.
+    Raises: ConfigError with every fault; Unavailable for a Ray that is too old; EngineStartFailed when an
+    engine is not installed. Without an address, the cluster is this machine alone.
     """
     ray_version.check()
-    configs = [half for config in plan.configs for half in halves(config)]
-    if address is None:
-        problems = [text for config in configs if (text := missing_here(config)) is not None]
-        problems += [text for config in configs for text in start.missing_folders(config)]
-        if problems:
-            raise config_error(dict.fromkeys(problems))
-    plan = read_quick_words(plan, command)
-    if address is None and (lacking := [text for one in configs if (text := missing_engine(one))]):
-        raise EngineStartFailed("\n".join(dict.fromkeys(lacking)))
-    if address is None:
+    if address is not None:
+        return read_quick_words(plan, command)
+    found = ErrorCollector(list(dict.fromkeys(faults_of_machine(plan.configs))))
+    try:
+        plan = read_quick_words(plan, command)
+    except ConfigError as error:
+        raise _joined(error, found.found) from error
+    with found.collecting():
         _refuse_certain(plan)
+    found.raise_any()
+    configs = [half for config in plan.configs for half in halves(config)]
+    if lacking := [text for one in configs if (text := missing_engine(one))]:
+        raise EngineStartFailed("\n".join(dict.fromkeys(lacking)))
     return plan
 
 
@@ -65,14 +90,6 @@ def _refuse_certain(plan: ServePlan) -> None:
     problems = [text for config, found in fitting.examined(plan) for text in start.certain(config, found)]
     if problems:
         raise config_error(dict.fromkeys(problems))
-
-
-def refuse_certificate(plan: ServePlan) -> None:
-    """Raises: ConfigError when it cannot be used: the gateway runs on this machine, on whatever cluster."""
-    if (tls := plan.gateway.tls) is not None:
-        from penstock.serve.http.tls import Certificate
-
-        Certificate(tls.cert, tls.key)
 
 
 def missing_engine(config: LLMConfig) -> str | None:

@@ -128,7 +128,7 @@ def _model(entry: Any, location: Location, seen: dict[str, Location], faults: Er
     """One model. An id that is used twice is a fault beside those inside."""
     values = entry
     if isinstance(entry, str):
-        values, location = _from_file(entry, location)
+        values, location = _from_file(entry, location, faults)
     elif isinstance(entry, LLMConfig):
         location = entry.location
     model_id = _model_id(values)
@@ -141,9 +141,10 @@ def _model(entry: Any, location: Location, seen: dict[str, Location], faults: Er
     return values if isinstance(values, LLMConfig) else LLMConfig.parse(values, location)
 
 
-def _from_file(name: str, location: Location) -> tuple[Any, Location]:
+def _from_file(name: str, location: Location, faults: ErrorCollector) -> tuple[Any, Location]:
     try:
-        found = yaml_source.read(name, File(location.file).parent if location.file else None)
+        folder = File(location.file).parent if location.file else None
+        found = yaml_source.read(name, folder, twice=faults.found)
     except ConfigError as error:
         if error.problems:
             raise

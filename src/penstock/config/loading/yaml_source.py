@@ -23,9 +23,12 @@ class YamlFile:
     location: Location
 
 
-def read(name: str | os.PathLike[str], folder: File | None = None) -> YamlFile:
+def read(
+    name: str | os.PathLike[str], folder: File | None = None, *, twice: list[str] | None = None
+) -> YamlFile:
     """Reads a file; a relative name is looked for in `folder`, then in the working directory.
 
+    twice: takes the sentences about keys that are given twice, which are otherwise an error.
     Raises: ConfigError for a missing or unreadable file, bad YAML, or a key that is given twice.
     """
     file = find(os.fspath(name), folder)
@@ -35,7 +38,7 @@ def read(name: str | os.PathLike[str], folder: File | None = None) -> YamlFile:
         raise ConfigError(f"{file}: is not UTF-8 text (byte {error.start}).") from error
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}.") from error
-    return parse(text, str(file))
+    return parse(text, str(file), twice=twice)
 
 
 def find(name: str, folder: File | None = None) -> File:
@@ -64,8 +67,8 @@ def _neighbour(file: File) -> File | None:
     return file.parent / guess if guess else None
 
 
-def parse(text: str, file: str) -> YamlFile:
-    """The data of one YAML document; `file` is its name for messages.
+def parse(text: str, file: str, *, twice: list[str] | None = None) -> YamlFile:
+    """The data of one YAML document; `file` is its name for messages. twice: as of `read`.
 
     Raises: ConfigError for bad YAML, and for every key that is given twice.
     """
@@ -84,8 +87,10 @@ def parse(text: str, file: str) -> YamlFile:
         raise ConfigError(f"{file}: is nested too deeply.") from error
     finally:
         loader.dispose()
-    if reading.twice:
+    if reading.twice and twice is None:
         raise config_error(reading.twice)
+    if twice is not None:
+        twice += reading.twice
     return YamlFile(data, Location(file, (), reading.lines))
 
 

@@ -85,12 +85,12 @@ class ErrorCollector:
     found: list[str] = field(default_factory=list[str])
 
     @contextmanager
-    def collecting(self) -> Generator[None]:
-        """A ConfigError inside is kept instead of raised."""
+    def collecting(self, where: Location | None = None) -> Generator[None]:
+        """A ConfigError inside is kept instead of raised. where: of one that does not say where it is."""
         try:
             yield
         except ConfigError as error:
-            self.found += error.problems or [str(error)]
+            self.found += error.problems or [(where or Location()).says(str(error))]
 
     def raise_any(self) -> None:
         """Raises: ConfigError with everything that was gathered."""
