@@ -188,14 +188,19 @@ async def test_commands_of_a_terminal(served: Served, capsys: Captured, tmp_path
         f"/save {saved}",
         "/clear",
         "/file nothing",
-        "/etc is?",
+        "/svae talk.json",
+        "//etc is?",
+        " /usr is?",
     )
     assert await on_a_terminal(served.url, *lines, model="m") == 0
     told = capsys.readouterr()
     answers = [json.loads(line) for line in told.out.splitlines() if line.startswith("[")]
-    assert answers == [["m", "hi"], ["n", "Be brief.", "yo"], ["n", "/etc is?"]]
+    assert answers[:3] == [["m", "hi"], ["n", "Be brief.", "yo"], ["n", "/etc is?"]]
+    assert answers[3][-1] == "/usr is?"
     assert [one["role"] for one in json.loads(saved.read_text())] == ["system", "user", "assistant"]
     assert "'nothing' cannot be read: No such file" in told.err
+    assert f"Saved in {saved}: 3 messages." in told.out
+    assert "There is no /svae; there are /model, /system, /clear, /file, /save, /help." in told.err
     assert await on_a_terminal(served.url, "/model", "/model x", "/help", model="m") == 0
     told = capsys.readouterr()
     assert "* m\n  n\n" in told.out

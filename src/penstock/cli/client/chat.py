@@ -57,8 +57,10 @@ def chat(
     failed = False
     for line in _questions(interactive):
         try:
-            if not (interactive and talk.obeys(line)):
-                talk.ask(line)
+            if not interactive:
+                talk.ask(line.strip())
+            elif not talk.obeys(line):
+                talk.ask((line.removeprefix("/") if line.startswith("//") else line).strip())
         except KeyboardInterrupt:
             print()
             if not interactive:
@@ -87,10 +89,15 @@ class _Conversation:
         self.begin(system or "")
 
     def obeys(self, line: str) -> bool:
-        """Whether the line was a command. Raises: Error."""
+        """Whether the line was a command. One that begins with `//` or a blank is none. Raises: Error."""
+        if not line.startswith("/") or line.startswith("//"):
+            return False
         word, _, rest = line.partition(" ")
         if (command := self._commands.get(word)) is None:
-            return False
+            raise ConfigError(
+                f"There is no {word}; there are {', '.join(self._commands)}. Begin the line with // or a "
+                "blank to send it to the model."
+            )
         command(rest.strip())
         return True
 
@@ -132,11 +139,13 @@ class _Conversation:
             )
         except OSError as error:
             raise ConfigError(f"{path!r} cannot be written: {error.strerror}.") from error
+        print(f"Saved in {Path(path).expanduser().absolute()}: {len(self._messages)} messages.")
 
     def help(self, _: str) -> None:
         """/help: this list."""
         for command in (self.choose, self.attach, self.begin, self.save, self.help):
             print(command.__doc__)
+        print("//TEXT, or a blank before it: send a text that begins with a slash.")
 
     def ask(self, question: str) -> None:
         """Prints the answer as it comes. What came of it is kept, also when it stops early.
@@ -197,7 +206,7 @@ def _questions(interactive: bool) -> Iterator[str]:
         except (EOFError, StopIteration):
             return
         if line.strip():
-            yield line.strip()
+            yield line.rstrip()
 
 
 def _edit_lines() -> None:
