@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock.cli.client.fleet import FleetTarget, _followed
 from penstock.errors import Conflict, NotFound
 from penstock.serve.control.desired import DesiredStates
 from penstock.serve.control.fleet import APPLIED, APPLYING, SUPERSEDED, FleetVersions
@@ -49,3 +51,12 @@ def test_only_an_apply_that_goes_on_ends(file: Path, monkeypatch: pytest.MonkeyP
     assert [one.outcome for one in fleet.history()] == [SUPERSEDED]
     (note,) = notes
     assert note.startswith("Version 1 of the fleet, by ci (a live): superseded. ")
+
+
+def test_an_apply_whose_version_the_history_has_lost_ends_with_a_sentence(capsys: pytest.CaptureFixture[str]):
+    class Ahead(FleetTarget):
+        def ask(self, *_words: Any, **_options: Any) -> dict[str, Any]:
+            return {"held_up": [], "data": [{"version": 60, "outcome": "applied"}]}
+
+    assert _followed(Ahead("", None), 9, 5.0) == 1
+    assert "Version 9: later versions have taken its place" in capsys.readouterr().out

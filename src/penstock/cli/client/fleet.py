@@ -170,9 +170,14 @@ def _followed(target: FleetTarget, version: int, wait_s: float) -> int:
         time.sleep(_LOOK_S)
         try:
             found = target.ask("GET", "")
-            (one,) = [one for one in target.ask("GET", "/history")["data"] if one["version"] == version]
+            versions = {one["version"]: one for one in target.ask("GET", "/history")["data"]}
         except Unavailable:  # the gateway restarts, or control does
             continue
+        if (one := versions.get(version)) is None:
+            print(
+                f"Version {version}: later versions have taken its place in the history; look at the newest."
+            )
+            return _FAILED
         if one["outcome"] != "applying":
             print(f"Version {version}: {one['outcome']}.")
             return 0 if one["outcome"] == "applied" else _FAILED
