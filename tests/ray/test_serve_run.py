@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from tests.ports import unused
 
+import penstock.data
+from penstock import serve
 from penstock.errors import ConfigError
 from penstock.serve import run
 
@@ -42,6 +44,12 @@ def changed(*models):
 changed(config)
 with run(good, port=PORT) as service:
     changed(good, config)
+    try:
+        run(good, port=1)
+    except Exception as error:
+        print(type(error).__name__, error)
+    with run(good, port=PORT):
+        pass
     asked = {"model": "good", "prompt": "still there?"}
     print(httpx.post(f"{service.url}/v1/completions", json=asked).json()["choices"][0]["text"])
 """
@@ -68,13 +76,37 @@ def test_a_program_serves_while_its_block_lasts_and_prints_nothing_of_others(tmp
 def test_a_model_that_cannot_start_is_an_error_with_its_reason_and_ends_no_service(tmp_path: Path):
     done = program(tmp_path, FAILS)
     assert done.returncode == 0, done.stderr
-    *failures, answer = done.stdout.splitlines()
+    *failures, other, answer = done.stdout.splitlines()
+    assert other.startswith(
+        "ConfigError A `with` block of this program serves 'penstock' at http://127.0.0.1:"
+    )
     why = "EngineStartFailed Model 'demo' cannot start: '/nowhere' does not exist on this node"
     assert [one.startswith(why) for one in failures] == [True, True]
     assert "here" in answer
     assert done.stderr == ""
 
 
-def test_a_service_has_a_model():
-    with pytest.raises(ConfigError, match="Name a model"):
-        run()
+MODEL = {"model_loading_config": {"model_id": "m"}, "llm_engine": "sim"}
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: run(), "Name a model"),
+        (lambda: run(MODEL, gateway={"prot": 1}), "gateway.prot: unknown key 'prot'; did you mean 'port'?"),
+        (lambda: run(MODEL, gateway=3), "gateway: is the number 3; must be a mapping"),
+        (lambda: run(MODEL, port=99999), "gateway.port: is 99999; must be at most 65535"),
+        (
+            lambda: serve.ModelLoadingConfig(model_idd="m"),
+            "unknown key 'model_idd'; did you mean 'model_id'?",
+        ),
+        (lambda: serve.LoraConfig(path="m"), "unknown key 'path'"),
+        (lambda: serve.build_llm_deployment({"llm_engin": "sim"}), "llm_config.llm_engin: unknown key"),
+        (lambda: penstock.LLM(config={"llm_engin": "sim"}), "config.llm_engin: unknown key"),
+        (lambda: penstock.data.batch("in", "out", config={"a": 1}), "config.a: unknown key"),
+    ],
+)
+def test_a_wrong_argument_is_the_sentence_that_a_file_gets(call, says: str):
+    with pytest.raises(ConfigError) as refused:
+        call()
+    assert says in str(refused.value)

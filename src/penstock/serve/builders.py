@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 def build_llm_deployment(
-    llm_config: LLMConfig,
+    llm_config: LLMConfig | Mapping[str, Any],
     *,
     name_prefix: str | None = None,
     bind_kwargs: Mapping[str, Any] | None = None,
@@ -45,6 +45,7 @@ def build_llm_deployment(
     whole name. deployment_cls: in place of the config's `server_cls`.
     Raises: ConfigError.
     """
+    llm_config = LLMConfig.of(llm_config, "llm_config")
     server = deployment_cls or server_class(llm_config, LLMServer)
     given = checked_options(override_serve_options or {}, "override_serve_options")
     if name_prefix is not None:

@@ -12,10 +12,15 @@ from penstock.errors import ConfigError, EngineStartFailed, reasons
 from penstock.processes.quiet import quiet
 
 _LOOK_S = 1.0
+_BLOCKS: dict[str, RunningService] = {}
+"""Services by name whose `with` block goes on."""
 
 
 class RunningService:
-    """A running service, until `stop`, the end of a `with` block or of the program. url: for clients."""
+    """A running service, until `stop`, the end of a `with` block or of the program. url: for clients.
+
+    Of blocks of one name inside each other, the outermost one ends it.
+    """
 
     def __init__(self, url: str, name: str, *, own_ray: bool) -> None:
         self.url, self._name, self._own_ray = url, name, own_ray
@@ -51,10 +56,13 @@ class RunningService:
         raise EngineStartFailed(f"The application '{self._name}' was deleted.")
 
     def __enter__(self) -> Self:
+        _BLOCKS.setdefault(self._name, self)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.stop()
+        if _BLOCKS.get(self._name) is self:
+            del _BLOCKS[self._name]
+            self.stop()
 
 
 def run(
@@ -63,14 +71,15 @@ def run(
     host: str = "127.0.0.1",
     name: str = "penstock",
     blocking: bool = False,
-    **gateway: Any,
+    gateway: GatewayConfig | Mapping[str, Any] | None = None,
 ) -> RunningService:
     """Serves these models at one OpenAI-compatible address, on a port of the gateway's own.
 
     On the Ray cluster that this program is connected to, else on one that it starts. Called again under the
-    same `name`, it changes the running service; where that fails, the old one goes on. gateway: more fields
-    of `GatewayConfig`. blocking: whether to return only at Ctrl-C.
-    Raises: ConfigError; EngineStartFailed with the engine's reason.
+    same `name`, it changes the running service; where that fails, the old one goes on. gateway: as in a
+    file; its `port` and `host` win. blocking: whether to return only at Ctrl-C.
+    Raises: ConfigError, also for a second service under the name of one whose `with` block goes on;
+    EngineStartFailed with the engine's reason.
     """
     if not configs:
         raise ConfigError("Name a model: run(LLMConfig(model_loading_config=...)).")
@@ -79,7 +88,14 @@ def run(
 
     from penstock.serve.builders import build_openai_app
 
-    settings = GatewayConfig.model_validate({"port": port, "host": host, **gateway})
+    given = GatewayConfig.of({} if gateway is None else gateway, "gateway")
+    own = {field: getattr(given, field) for field in given.model_fields_set}
+    settings = GatewayConfig.of({"port": port, "host": host, **own}, "gateway")
+    if (block := _BLOCKS.get(name)) is not None and block.url != settings.local_url:
+        raise ConfigError(
+            f"A `with` block of this program serves {name!r} at {block.url}. Give the second service another "
+            "`name`; to change the first one, give the same port."
+        )
     own_ray = not ray.is_initialized()
     service = RunningService(settings.local_url, name, own_ray=own_ray)
     running: Mapping[str, Any] = {}

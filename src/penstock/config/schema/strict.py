@@ -32,9 +32,17 @@ def section(kind: type[T], description: str) -> T:
 
 
 class StrictModel(BaseModel):
-    """A section of a config."""
+    """A section of a config. Built by its name it raises `ConfigError`, never pydantic's error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+    def __init__(self, /, **values: Any) -> None:
+        """Raises: ConfigError with every fault of `values`."""
+        with translated(type(self)):
+            super().__init__(**values)
+
+    # Inside other models pydantic builds instances itself: paths of nested faults stay whole.
+    __init__.__pydantic_base_init__ = True  # pyright: ignore[reportFunctionMemberAccess]
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """Pydantic's hook for `repr` and `str`: secrets are masked."""
@@ -62,17 +70,9 @@ class StrictModel(BaseModel):
 
 
 class RootConfig(StrictModel):
-    """A whole config. It raises `ConfigError`, never pydantic's error, and remembers where it was read."""
+    """A whole config. It remembers where it was read."""
 
     _location: Location = PrivateAttr(default_factory=Location)
-
-    def __init__(self, /, **values: Any) -> None:
-        """Raises: ConfigError with every fault of `values`."""
-        with translated(type(self)):
-            super().__init__(**values)
-
-    # Inside other models pydantic builds instances itself: paths of nested faults stay whole.
-    __init__.__pydantic_base_init__ = True  # pyright: ignore[reportFunctionMemberAccess]
 
     @classmethod
     def parse(cls, values: Any, location: Location | None = None) -> Self:
@@ -85,6 +85,11 @@ class RootConfig(StrictModel):
             config = cls.model_validate(values, context=(location, {}))
         config._location = location
         return config
+
+    @classmethod
+    def of(cls, given: Any, name: str) -> Self:
+        """A config as it is, or what a mapping says. name: of the argument. Raises: ConfigError."""
+        return given if isinstance(given, cls) else cls.parse(given, Location() / name)
 
     def at(self, location: Location) -> Self:
         """The same config, said to be read at `location`."""

@@ -6,14 +6,15 @@ import asyncio
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from penstock.config import LLMConfig
 from penstock.data.job.job import Job
 from penstock.data.job.protocol import WorkerPool
 from penstock.data.job.report import JobReport, Limits, Prices, ProgressListener
@@ -26,10 +27,6 @@ from penstock.data.storage.paths import absolute
 from penstock.errors import BadRequest, ConfigError
 from penstock.preflight import start
 
-if TYPE_CHECKING:
-    from penstock.config import LLMConfig
-
-
 _TIMEOUT_S = 3600.0
 """For one request to a URL, so that a service that never answers cannot block the last row for ever."""
 
@@ -38,7 +35,7 @@ def batch(
     inputs: str | Sequence[str],
     output: str,
     *,
-    config: LLMConfig | None = None,
+    config: LLMConfig | Mapping[str, Any] | None = None,
     replicas: int = 0,
     url: str | None = None,
     app: str | None = None,
@@ -84,6 +81,7 @@ def batch(
         address=address,
     )
     chats = chat and prompt is None and task == "generate"
+    config = None if config is None else LLMConfig.of(config, "config")
     if config is not None:
         from penstock.data.backends.engine_config import engine_identity, lacks_chat_template
 

@@ -59,7 +59,7 @@ class LLM:
         *,
         url: str | None = None,
         api_key: str | None = None,
-        config: LLMConfig | None = None,
+        config: LLMConfig | Mapping[str, Any] | None = None,
         verbose: bool = False,
         **engine_kwargs: Any,
     ) -> None:
@@ -69,7 +69,8 @@ class LLM:
         if url:
             backend = _service(url, model, api_key, engine_kwargs)
         else:
-            backend = _engine(config or model_config(model, engine_kwargs))
+            given = None if config is None else LLMConfig.of(config, "config")
+            backend = _engine(given or model_config(model, engine_kwargs))
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="llm")
         self._thread.start()
