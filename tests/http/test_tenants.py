@@ -226,11 +226,26 @@ async def test_a_change_of_the_file_reaches_the_gateway_and_a_broken_one_does_no
     assert caplog.text.count("stay as they were") == 3
 
 
-async def test_a_gateway_does_not_start_on_a_broken_file(served: Served, tmp_path: Path):
+@pytest.mark.parametrize("text", ["keys: 5", None])
+async def test_a_gateway_that_starts_without_its_file_of_keys_refuses_until_it_is_there(
+    served: Served, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str | None
+):
     file = tmp_path / "keys.yaml"
-    file.write_text("keys: 5")
-    with pytest.raises(ValueError, match="keys"):
-        await served.gateway("m", keys_file=str(file))
+    if text is not None:
+        file.write_text(text)
+    await served.gateway("m", keys_file=str(file), admin_key="the-admin")
+    assert "A gateway refuses keys of tenants with 503 until it can read them: " in caplog.text
+
+    async def status(secret: str) -> int:
+        async with served.http(headers=bearer(secret)) as http:
+            return (await http.get("/v1/models")).status_code
+
+    assert (await status(ANN), await status(BOB)) == (503, 503)
+    file.write_text(f"keys: [{{tenant: t, name: n, key: {ANN}}}]")
+    async with asyncio.timeout(5):
+        while await status(ANN) == 503:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    assert (await status(ANN), await status(BOB)) == (200, 401)
 
 
 # -- limits

@@ -107,6 +107,25 @@ def test_a_broken_file_changes_nothing(service: Service):
     assert (service.pids(), service.newest()) == before
 
 
+def test_an_apply_that_a_gateway_cannot_take_over_has_not_been_applied(service: Service):
+    keys = service.file.with_name("keys.yaml")
+    keys.write_text("keys: [{tenant: t, name: n, key: the-only-key-of-tenant-t}]")
+    keyed = {**fleet(a={}, b={}), "gateway": {"keys_file": str(keys)}}
+    begun = service.http.put("/fleet", json={"fleet": keyed}).raise_for_status().json()
+    text = keys.read_text()
+    keys.unlink()  # after it was planned
+    wait_until(lambda: service.newest()["outcome"] != "applying", 60)
+    newest = service.newest()
+    assert newest["version"] == begun["version"]
+    assert newest["outcome"].startswith("failed: a gateway stays as it was, and tries again: ")
+    assert "keys.yaml: no such file" in newest["outcome"]
+    assert service.ask("a").status_code == 200
+    keys.write_text(text)
+    wait_until(lambda: service.ask("a").status_code == 401, 20)
+    assert "applied" in service.run("apply", service.write(a={}, b={}))
+    wait_until(lambda: service.ask("a").status_code == 200, 20)
+
+
 def test_a_file_that_is_watched_is_applied_when_it_is_saved(service: Service):
     version, watched = service.newest()["version"], service.file.with_name("fleet.yaml")
     before = watched.read_text()

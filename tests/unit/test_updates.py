@@ -25,7 +25,8 @@ class Gateway:
         self.state = 0
         self.broken = set[int]()
         self.tries = 0
-        self.updates = Updates(self.take_over)
+        self.reports = list[str]()
+        self.updates = Updates(self.take_over, self.reports.append)
 
     async def take_over(self, update: Any) -> None:
         self.tries += 1
@@ -78,6 +79,7 @@ async def test_an_update_that_could_not_be_taken_over_is_once_it_can(monkeypatch
     await gateway.updates.receive(1)
     gateway.broken.clear()
     await until(lambda: gateway.state == 1)
+    assert (gateway.reports[0], gateway.reports[-1]) == ("1 is broken.", "")
 
 
 def test_a_handle_is_a_new_one_each_time(monkeypatch: pytest.MonkeyPatch):

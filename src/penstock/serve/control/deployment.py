@@ -65,7 +65,7 @@ class LLMControl:
         self._desired = DesiredStates(file)
         self._followers = Followers(self._desired)
         self._gateways = Gateways(self._desired, app)
-        self._fleet = FleetVersions(self._desired.connection, app)
+        self._fleet = FleetVersions(self._desired.connection, app, self._gateways.faults)
         self._time_sharing = TimeSharing(self._desired, self._followers, self.perform)
         self._watching: asyncio.Task[None] | None = None
         self._usage_store: UsageStore | None = None

@@ -13,7 +13,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +46,7 @@ CREATE TABLE IF NOT EXISTS fleet (version INTEGER PRIMARY KEY AUTOINCREMENT, at 
 CREATE TABLE IF NOT EXISTS start (settings BLOB);
 """
 _NEXT_START = "The next start takes the files again, as they are then."
+_NOT_TAKEN_OVER = "failed: a gateway stays as it was, and tries again: "
 _UNKNOWN = (
     "The fleet of this service is not known: a program has deployed it. Services that `penstock serve` "
     "started can be changed by a file."
@@ -67,9 +68,16 @@ class FleetVersion(msgspec.Struct, frozen=True):
 class FleetVersions:
     """Of one application."""
 
-    def __init__(self, database: sqlite3.Connection, app: str) -> None:
-        """database: control's own, which nobody else may read. app: the application's name."""
-        self._database, self._app = database, app
+    def __init__(
+        self,
+        database: sqlite3.Connection,
+        app: str,
+        gateway_faults: Callable[[], Sequence[str]] = list[str],
+    ) -> None:
+        """database: control's own, which nobody else may read. app: the application's name. gateway_faults:
+        why gateways that run cannot take over the newest update.
+        """
+        self._database, self._app, self._gateway_faults = database, app, gateway_faults
         self._database.executescript(_TABLES)
         self._applying: asyncio.Task[None] | None = None
         self._turn, self._deploying = asyncio.Lock(), threading.Lock()
@@ -239,7 +247,8 @@ class FleetVersions:
                     log.info("Serve does not say how version %d gets on: %s", version, error)
                     continue
                 if status == "RUNNING":
-                    return self._end(version, APPLIED)
+                    why = " ".join(self._gateway_faults())
+                    return self._end(version, f"{_NOT_TAKEN_OVER}{why}" if why else APPLIED)
                 if status == "DEPLOY_FAILED":
                     return self._end(version, f"failed: {reasons(messages)}")
         except Exception as error:  # Serve's and Ray's, of many kinds

@@ -66,6 +66,11 @@ class Gateways:
         """The models of all gateways."""
         return {model for one in self._gateways.values() for model in one.status.routes}
 
+    def faults(self) -> list[str]:
+        """Why gateways cannot take over the newest update."""
+        living = (each.status.fault for each in self._gateways.values() if not each.gone)
+        return sorted({fault for fault in living if fault})
+
     def updates(self, gateway: str) -> AsyncGenerator[Routes]:
         """For a gateway that was heard."""
         return self._gateways[gateway].updates(

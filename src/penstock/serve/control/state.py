@@ -91,11 +91,14 @@ class RouteStatus(msgspec.Struct, frozen=True):
 
 
 class GatewayStatus(msgspec.Struct, frozen=True, tag="gateway"):
-    """What a gateway reports: the route of every model. shifting: whether it moves one."""
+    """What a gateway reports: the route of every model. shifting: whether it moves one. fault: why it cannot
+    take over the newest update, which it tries again.
+    """
 
     gateway: str
     routes: Mapping[str, RouteStatus]
     shifting: bool = False
+    fault: str = ""
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

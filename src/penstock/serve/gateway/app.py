@@ -166,6 +166,7 @@ class Gateway:
         Catalogue(models, config.default_model)
         for model in models:
             self._dispatch.policy(model)
+        keys = await read_keys(config)
         if self._tenants is None and config.keyed:
             tenants = Tenants(config, self._settle_usage, self._dispatch.metrics)
             try:
@@ -174,7 +175,6 @@ class Gateway:
                 await tenants.close()
                 raise
             self._tenants = tenants
-        keys = await read_keys(config)
         await self._links.announce({model.id: model.aliases for model in models})
         if self._tenants is not None:
             self._tenants.follow(config, keys)

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 
 from penstock.config import GatewayConfig
 from penstock.config.schema.tenants import scope_of
-from penstock.errors import Forbidden, NotFound, Unauthorized
+from penstock.errors import Forbidden, NotFound, Unauthorized, Unavailable
 from penstock.serve.gateway import routes
 from penstock.serve.gateway.request import ClientRequest
 from penstock.serve.gateway.routes import Route
 from penstock.serve.http.cors import PageFilter
 from penstock.serve.tenancy.keys import KeyTable
 
+_NO_KEYS = "Keys cannot be checked now: the gateway's file of keys cannot be read. Its log says why."
 _SCOPED = ("engine", "jobs", "metrics", "admin")
 """What answers routes that not every key may use."""
 
@@ -78,8 +79,12 @@ class Auth:
         return request.grant is not None
 
     def _check(self, request: ClientRequest, route: Route | None = None) -> None:
-        """Raises: Unauthorized; Forbidden when the key may not use the route."""
+        """Raises: Unauthorized; Unavailable while not all keys are known; Forbidden when the key may not use
+        the route.
+        """
         if not self._has_key(request):
+            if self._keys is not None and self._keys.is_partial:
+                raise Unavailable(_NO_KEYS)
             raise _unauthorized()
         if route is not None and (grant := request.grant) is not None:
             scope = scope_of(route.path)

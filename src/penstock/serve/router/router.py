@@ -87,7 +87,7 @@ class LLMRouter:
         Raises: ConfigError when the gateway's own port is taken, or its certificate cannot be used.
         """
         gateway = live.gateway
-        self._live, self._updates = live, Updates(self._take_over)
+        self._live, self._updates = live, Updates(self._take_over, lambda why: self._shifts.report(why))
         self._handles = {card.id: handle for card, handle in zip(live.cards, servers, strict=True)}
         self._prefill = {prefill_name(model_id): handle for model_id, handle in (prefill or {}).items()}
         context, app_name = ray.get_runtime_context(), serve.get_replica_context().app_name

@@ -55,7 +55,7 @@ class TrafficShifts:
         self._table = table
         self._find_handle = find_handle
         self._control = control
-        self._id = uuid.uuid4().hex[:16]
+        self._id, self._fault = uuid.uuid4().hex[:16], ""
         self._models = {model: _Model({"": handle}) for model, handle in handles.items()}
         self._desired: dict[str, str] = {}
         self._shifting: dict[str, asyncio.Task[None]] = {}
@@ -92,6 +92,12 @@ class TrafficShifts:
             if self._first.is_set():
                 self._tasks.append(asyncio.create_task(self._take_over(model)))
         if self._control is not None:
+            self._control.report()
+
+    def report(self, fault: str) -> None:
+        """Has control know why an update is not taken over; "" when it is."""
+        before, self._fault = self._fault, fault
+        if self._control is not None and fault != before:
             self._control.report()
 
     def all_known(self) -> bool:
@@ -139,7 +145,7 @@ class TrafficShifts:
             for model, known in self._models.items()
         }
         is_shifting = bool(self._shifting) or any(route.open for route in routes.values())
-        return GatewayStatus(self._id, routes, is_shifting)
+        return GatewayStatus(self._id, routes, is_shifting, self._fault)
 
     def _received(self, routes: Routes) -> None:
         self._desired = dict(routes.applications)

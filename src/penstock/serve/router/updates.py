@@ -20,9 +20,11 @@ _LIMIT_S, _AGAIN_S = 30.0, 1.0  # for one try, and before the next one
 class Updates:
     """One at a time, and of several only the newest: again until it could be taken over."""
 
-    def __init__(self, take_over: Callable[[Any], Awaitable[None]]) -> None:
-        """take_over: changes everything, or nothing when it raises or is cancelled."""
-        self._take_over = take_over
+    def __init__(self, take_over: Callable[[Any], Awaitable[None]], report: Callable[[str], None]) -> None:
+        """take_over: changes everything, or nothing when it raises or is cancelled. report: is called with
+        the reason when it did not, and with "" when it did.
+        """
+        self._take_over, self._report = take_over, report
         self._newest: Any = None
         self._changing = asyncio.Lock()
         self._trying: asyncio.Task[None] | None = None
@@ -61,5 +63,7 @@ class Updates:
                 what = "An update cannot be taken over, and is tried again; the gateway stays as it was: %s"
                 trace = None if isinstance(error, Error) else error
                 log.error(what, str(error) or type(error).__name__, exc_info=trace)
+            self._report(str(error) or type(error).__name__)
             return False
+        self._report("")
         return True

@@ -71,6 +71,8 @@ class KeyTable:
         self._grants: dict[bytes, Grant] = {}
         self.allowances: dict[str, Allowance] = {}
         """By `tenant` and `tenant/key`. They keep their counts when keys are read again."""
+        self.is_partial = False
+        """Whether a file of keys could not be read yet."""
 
     def __len__(self) -> int:
         return len(self._grants)

@@ -12,6 +12,7 @@ import logging
 import os
 import time
 
+from penstock import progress
 from penstock.config import GatewayConfig
 from penstock.config.loading.keys_file import load
 from penstock.config.schema.tenants import USUAL_SCOPES, KeyConfig, KeysConfig, Scope, hashed
@@ -49,8 +50,17 @@ class Tenants:
         self.usage = UsageReporter(settle, lambda: self.keys.allowances)
 
     async def start(self) -> None:
-        """Raises: ConfigError for a file of keys that cannot be read."""
-        self.follow(self._config, await read_keys(self._config))
+        """Begins without a file of keys that cannot be read, and takes it when it can: a gateway that
+        restarts must open its port.
+        """
+        try:
+            self.follow(self._config, await read_keys(self._config))
+        except ConfigError as error:
+            self.follow(self._config, (KeysConfig(), None))
+            self.keys.is_partial = True
+            text = f"A gateway refuses keys of tenants with 503 until it can read them: {error}"
+            log.error("%s", text)
+            progress.note(text)
         await self.usage.start()
 
     def follow(self, config: GatewayConfig, found: FoundKeys) -> None:
@@ -77,6 +87,7 @@ class Tenants:
             key_hash = hashed(config.api_key.get_secret_value())
             own = [KeyConfig(tenant=DEFAULT_TENANT, name=DEFAULT_TENANT, hash=key_hash, scopes=scopes)]
         self.keys.replace([*own, *config.keys, *found.keys], {**config.tenants, **found.tenants})
+        self.keys.is_partial = False
 
     async def _watch(self, file: str) -> None:
         while True:
