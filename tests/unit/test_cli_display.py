@@ -1,8 +1,11 @@
 import io
 import json
+from pathlib import Path
 
+import pytest
 from rich.console import Console
 
+from penstock.cli.serve import durations
 from penstock.cli.serve.display import Display, Live, Plain, display_on
 
 
@@ -81,7 +84,37 @@ def test_terminal_gets_a_table_with_every_part(monkeypatch):
     text = Console(force_terminal=False).render_str(out.getvalue()).plain
     assert "✓" in text
     assert "2.0 s" in text
-    assert "load ..." in text
+    assert "load 0 s" in text
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_without_a_change_lines_say_what_goes_on_and_how_long_it_took_the_last_time(quiet: bool):
+    out, clock = io.StringIO(), Clock()
+    last = {"demo": {"load": 8.4, "download": 30.0}}
+    display = display_on(out, begin=100.0, clock=clock, last=last, quiet=quiet)
+    display.enter("demo", "load")
+    display.enter("demo (2)", "download (1 of 3 GB)")
+    display.enter("other", "import")
+    clock.now = 105.0
+    out.truncate(0)
+    display.remind()
+    going = "demo: load 5 of about 8 s; demo (2): download (1 of 3 GB) 5 of about 30 s; other: import 5 s"
+    assert out.getvalue().strip("\0") == ("" if quiet else f"   5.0 s  {going}\n")
+
+
+def test_durations_of_a_start_are_there_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    assert durations.last() == {}
+    display = Display(io.StringIO(), begin=0.0)
+    display.enter("demo", "download (1.0 of 3.0 GB)", at=1.0)
+    display.enter("demo", "load", at=5.0)
+    display.end("demo", at=7.0)
+    display.enter("other", "load", at=5.0)
+    durations.remember({"demo": {"old": 1.0}, "kept": {"load": 1.0}})
+    durations.remember(display.durations())
+    assert durations.last() == {"kept": {"load": 1.0}, "demo": {"download": 4.0, "load": 2.0}}
+    (tmp_path / "cache" / "starts.json").write_text("{")
+    assert durations.last() == {}
 
 
 def test_said_text_is_not_taken_for_markup():

@@ -56,6 +56,7 @@ class Arguments:
     name: str = option("Name of the Serve application.", "penstock")
     log_format: LogFormat | None = option("Format of log lines.", show_default="text")
     watch: bool = option("Apply CONFIG.yaml again each time it is saved.", False)
+    quiet: bool = option("Show no steps of the start: only the address, and what is wrong.", False)
     verbose: bool = option("Show what Ray and the engines print.", False)
 
 

@@ -16,6 +16,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from penstock.cli.serve.durations import Durations
 from penstock.json_logs import entry
 
 _LOGGER = "penstock.cli.serve"
@@ -41,6 +42,10 @@ class Row:
     def seconds(self, now: float) -> float:
         return (self.ended if self.ended is not None else now) - self.phases[0][1]
 
+    def named_spans(self, now: float) -> dict[str, float]:
+        """Seconds by phase, without how far it got."""
+        return {phase.partition(" (")[0]: seconds for phase, seconds in self.spans(now)}
+
     def spans(self, now: float) -> list[tuple[str, float]]:
         """Each phase and how long it took, or takes until `now`."""
         starts = [start for _, start in self.phases]
@@ -51,12 +56,16 @@ class Row:
 class Display:
     """Where parts are announced: keeps their rows, in the order in which they began.
 
-    `begin` is the clock's time of second 0. `at` is in seconds of the monotonic clock; None is now.
+    `begin` is the clock's time of second 0. `at` is in seconds of the monotonic clock; None is now. `last`
+    has the durations of an earlier start. This class itself shows no row: `penstock serve --quiet`.
     """
 
-    def __init__(self, out: TextIO, begin: float, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, out: TextIO, begin: float, clock: Clock = time.monotonic, last: Durations | None = None
+    ) -> None:
         self._out, self._begin, self._clock = out, begin, clock
         self._rows: dict[str, Row] = {}
+        self._last = last or {}
 
     def enter(self, label: str, phase: str, at: float | None = None) -> Row:
         """The part is in `phase` from now on; a part that had ended starts anew. Returns its row.
@@ -89,14 +98,41 @@ class Display:
     def say(self, text: str) -> None:
         print(text, file=self._out, flush=True)
 
+    def remind(self) -> None:
+        """Nothing has changed for a while."""
+
+    def durations(self) -> Durations:
+        """Of the parts that are done."""
+        return {
+            label: row.named_spans(row.ended)
+            for label, row in self._rows.items()
+            if row.ended is not None and not row.failed
+        }
+
+    def _running(self, row: Row, now: float) -> str:
+        """The phase, how long it has taken, and how long it took the last time."""
+        (phase, seconds) = row.spans(now)[-1]
+        before = self._last.get(row.label.partition(" (")[0], {}).get(phase.partition(" (")[0])
+        return (
+            f"{phase} {seconds:.0f} s" if before is None else f"{phase} {seconds:.0f} of about {before:.0f} s"
+        )
+
     def _show(self, row: Row, at: float) -> None:
         """A row that has entered a phase, or ended."""
 
 
-def display_on(out: TextIO, begin: float, *, as_json: bool = False, clock: Clock = time.monotonic) -> Display:
+def display_on(
+    out: TextIO,
+    begin: float,
+    *,
+    as_json: bool = False,
+    quiet: bool = False,
+    clock: Clock = time.monotonic,
+    last: Durations | None = None,
+) -> Display:
     """A table that is redrawn where `out` is a terminal, else a line for each change; or JSON lines."""
-    kind = JSONDisplay if as_json else Live if out.isatty() else Plain
-    return kind(out, begin, clock)
+    kind = Display if quiet else JSONDisplay if as_json else Live if out.isatty() else Plain
+    return kind(out, begin, clock, last)
 
 
 class Plain(Display):
@@ -109,6 +145,14 @@ class Plain(Display):
             if len(row.phases) > 1:
                 text += f" ({', '.join(f'{phase} {seconds:.1f}' for phase, seconds in row.spans(at))})"
         self.say(text)
+
+    def remind(self) -> None:
+        now = self._clock()
+        going = [
+            f"{row.label}: {self._running(row, now)}" for row in self._rows.values() if row.ended is None
+        ]
+        if going:
+            self.say(f"{now - self._begin:6.1f} s  {'; '.join(going)}")
 
 
 class JSONDisplay(Display):
@@ -129,8 +173,10 @@ class JSONDisplay(Display):
 class Live(Display):
     """A table with a spinner in each row that is not done; what is said stands above it, or after `close`."""
 
-    def __init__(self, out: TextIO, begin: float, clock: Clock = time.monotonic) -> None:
-        super().__init__(out, begin, clock)
+    def __init__(
+        self, out: TextIO, begin: float, clock: Clock = time.monotonic, last: Durations | None = None
+    ) -> None:
+        super().__init__(out, begin, clock, last)
         self._console = Console(file=out, highlight=False)
         self._spinner = Spinner("dots", style="cyan")
         self._live = RichLive(
@@ -157,7 +203,7 @@ class Live(Display):
                 self._mark(row),
                 Text(row.label, style="bold"),
                 Text(f"{row.seconds(now):.1f} s", justify="right"),
-                Text(_phases(row, now), style="dim"),
+                Text(self._phases(row, now), style="dim"),
             )
         return table
 
@@ -166,10 +212,9 @@ class Live(Display):
             return self._spinner
         return Text("✗", style="red") if row.failed else Text("✓", style="green")
 
-
-def _phases(row: Row, now: float) -> str:
-    *passed, (phase, seconds) = row.spans(now)
-    if not passed and row.ended is not None:
-        return ""
-    last = f"{phase} ..." if row.ended is None else f"{phase} {seconds:.1f}"
-    return " · ".join([*(f"{name} {took:.1f}" for name, took in passed), last])
+    def _phases(self, row: Row, now: float) -> str:
+        *passed, (phase, seconds) = row.spans(now)
+        if not passed and row.ended is not None:
+            return ""
+        last = self._running(row, now) if row.ended is None else f"{phase} {seconds:.1f}"
+        return " · ".join([*(f"{name} {took:.1f}" for name, took in passed), last])

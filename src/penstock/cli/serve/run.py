@@ -24,7 +24,7 @@ from penstock.cli.models.options import DEFAULT_PORT, Arguments
 from penstock.cli.models.plan import ServePlan
 from penstock.cli.process import guard
 from penstock.cli.process.output import Output, redirect_output
-from penstock.cli.serve import started, startup
+from penstock.cli.serve import durations, started, startup
 from penstock.cli.serve.display import Display, Plain, display_on
 from penstock.cli.serve.greeting import greeting
 from penstock.errors import ConfigError, EngineStartFailed, Error, reason
@@ -39,6 +39,7 @@ STOP_S = 24.0
 _FINISH_S = 22.0  # for open streams, then for Serve and Ray
 _FAILED, _BAD_CONFIG = 1, 2
 _ONE_SIGNAL_S = 1.0
+_SILENCE_S = 10.0  # without a change of the start, until lines say what goes on
 _LEFT_ON_CLUSTER = "The application may still be on the cluster: see `serve status`."
 
 
@@ -83,7 +84,10 @@ class _Command:
         self._output = output
         self._began = psutil.Process(os.getppid()).create_time() - time.time() + time.monotonic()
         self._as_json = plan.gateway.log_format == "json"
-        self._display: Display = display_on(output.out, self._began, as_json=self._as_json)
+        self._quiet, self._silence_s = arguments.quiet, _SILENCE_S
+        self._display: Display = display_on(
+            output.out, self._began, as_json=self._as_json, quiet=self._quiet, last=durations.last()
+        )
         self._pids: dict[str, int] = {}  # by label
         self._ending = False
         self._signalled = -_ONE_SIGNAL_S
@@ -115,7 +119,9 @@ class _Command:
         if isinstance(event, startup.Serving):
             seconds = time.monotonic() - self._began
             text = greeting(event.plan.gateway, event.plan.configs, seconds)
-            if self._as_json:
+            durations.remember(self._display.durations())
+            self._silence_s = None
+            if self._as_json or self._quiet:
                 self._display.say(text.partition("\n")[0])
             else:
                 self._display = Plain(self._output.out, self._began)
@@ -145,11 +151,14 @@ class _Command:
         """Shows every event up to the first of these kinds; None when it does not come in time."""
         deadline = None if limit_s is None else time.monotonic() + limit_s
         while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            left = self._silence_s if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 event = self.inbox.get(timeout=left)
             except queue.Empty:
-                return None
+                if deadline is not None:
+                    return None
+                self._display.remind()
+                continue
             if isinstance(event, kinds):
                 return event
             self._show(event)

@@ -38,6 +38,7 @@ _SPARE_CPUS = 64  # for models that are added later
 _OF_BUILDERS = ("PENSTOCK_ACCELERATOR", "PENSTOCK_CLUSTER", "PENSTOCK_ENGINE_CLS")
 """By which the same fleet becomes the same deployments."""
 
+_SLOW_START = "to initialize"
 _SLOW_WORKERS = (
     "This cluster runs its workers at niceness {}, which costs an engine tokens where CPUs are full; "
     "start its nodes with RAY_worker_niceness=0."
@@ -166,6 +167,8 @@ class Steps:
         while not self._stop.wait(_LOOK_S):
             status, messages = cluster.state(self._name)
             for message in messages:
+                if _SLOW_START in message:
+                    continue  # the display says what takes its time
                 if status in _OVER or EngineStartFailed.__name__ in message:
                     raise EngineStartFailed("\n".join(messages))
                 if reason(message) not in shown:
