@@ -112,10 +112,8 @@ class Display:
     def _running(self, row: Row, now: float) -> str:
         """The phase, how long it has taken, and how long it took the last time."""
         (phase, seconds) = row.spans(now)[-1]
-        before = self._last.get(row.label.partition(" (")[0], {}).get(phase.partition(" (")[0])
-        return (
-            f"{phase} {seconds:.0f} s" if before is None else f"{phase} {seconds:.0f} of about {before:.0f} s"
-        )
+        before = self._last.get(row.label.partition(" (")[0], {}).get(phase.partition(" (")[0], 0.0)
+        return f"{phase} {seconds:.0f}{f' of about {before:.0f}' if before >= 1 else ''} s"
 
     def _show(self, row: Row, at: float) -> None:
         """A row that has entered a phase, or ended."""
