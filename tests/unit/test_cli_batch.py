@@ -1,12 +1,16 @@
 """The words of `penstock batch`, up to where an engine would be needed."""
 
+import csv
+import io
+import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
-from penstock.cli.batch.terminal import Pace, shown
+from penstock.cli.batch.terminal import Pace, shown, table_of
 from penstock.data.job.protocol import RowCompleted
 from penstock.data.job.report import ErrorKind, JobReport, RunStats
 
@@ -107,3 +111,24 @@ def test_a_report_says_what_to_do_next():
     failed = JobReport(output="o.jsonl", ended="finished", rows=9, ok=8, failed=1, error_kinds=kinds)
     assert "           1 x poison_row: It died." in shown(failed)
     assert shown(failed)[-1] == "Try again: penstock batch resume o.jsonl --retry-failed"
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_rows_of_a_trial_are_a_table_of_the_users_columns_and_the_answer(tmp_path: Path, form: str):
+    file = tmp_path / f"out.{form}"
+    row = {"id": "", "text": "a\nb " * 50, "generated_text": "", "attempts": "1"}
+    rows = [row | {"id": str(n), "generated_text": f"[b]{n}"} for n in range(30)]
+    if form == "csv":
+        with file.open("w", newline="") as out:
+            writer = csv.DictWriter(out, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    console = Console(file=io.StringIO(), width=60)
+    console.print(*table_of(str(file)), sep="\n", markup=False)
+    head, _, *lines, more = [line for line in console.file.getvalue().splitlines() if line.strip()]
+    assert head.split() == ["id", "text", "generated_text"]
+    assert [line.split()[0] for line in lines] == [str(n) for n in range(20)]
+    assert lines[3].split()[1:3] == ["a", "b"]
+    assert (lines[3].rstrip().endswith("[b]3"), "…" in lines[3], more) == (True, True, "And 10 more rows.")

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import cast
 
 import msgspec
+from rich.console import Console
 
 from penstock.cli.batch.options import RunOptions
-from penstock.cli.batch.terminal import Meter, shown
+from penstock.cli.batch.terminal import Meter, shown, table_of
 from penstock.cli.models import precheck
 from penstock.cli.models.engine_arguments import read_engine_words
 from penstock.cli.models.options import ACCELERATOR_KINDS, API_KEY_NAMES, Arguments, CommandOptions, Engine
@@ -128,6 +129,9 @@ def _prices(options: RunOptions) -> Prices | None:
 
 def _ended(batch_run: BatchRun, done: JobReport, output: Output, *, whole: bool = True) -> int:
     """Shows the report. Gives the exit code."""
+    console = Console(file=output.out, highlight=False)
+    if batch_run.options.limit is not None and done.ended == manifest.FINISHED and console.is_terminal:
+        console.print(*table_of(done.files[0]), sep="\n", markup=False)
     print("\n".join(shown(done, whole=whole)), file=output.out)
     if batch_run.options.report is not None:
         Path(batch_run.options.report).write_bytes(msgspec.json.format(msgspec.json.encode(done)) + b"\n")

@@ -3,16 +3,26 @@
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from typing import TextIO
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
 
 from penstock.data.job.manifest import FINISHED
 from penstock.data.job.report import JobReport, ProgressListener, RunStats
+from penstock.data.results.columns import ANSWERS, result_schema
+from penstock.data.rows.request import Task
+from penstock.data.storage.source import find_input
 
 _RECENT_S = 10.0
 _LINE_S = 10.0
+_MOST_ROWS, _MOST_CHARS = 20, 500
+_SHOWN = {*ANSWERS.values(), "error"}
+_BESIDE_THE_ANSWER = {name for kind in ANSWERS for name in result_schema(Task(kind)).names} - _SHOWN
 _MOST_KINDS, _MOST_KINDS_AT_END = 3, 8
 
 
@@ -100,6 +110,23 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def table_of(output: str) -> Iterator[Table | str]:
+    """The first rows of a finished output, one line each: the user's columns and the answer."""
+    rows = find_input([output]).rows()
+    first = [row.fields or {} for row in islice(rows, _MOST_ROWS)]
+    names = [name for name in dict.fromkeys(chain(*first)) if name not in _BESIDE_THE_ANSWER]
+    table = Table(*names, box=SIMPLE_HEAD)
+    for fields in first:
+        table.add_row(*(Text(_cell(fields.get(name)), no_wrap=True, overflow="ellipsis") for name in names))
+    yield table
+    if more := sum(1 for _ in rows):
+        yield f"And {more:,} more rows."
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else " ".join(str(value)[:_MOST_CHARS].split())
 
 
 def shown(report: JobReport, *, whole: bool = True) -> list[str]:
