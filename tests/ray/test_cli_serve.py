@@ -125,6 +125,8 @@ def test_stop_needs_a_service_of_ones_own(service: Command, noted: str, tmp_path
     assert (code, out, err.count("\n")) == (1, "", 1)
     code, out, err = penstock("stop", "1", TMPDIR=noted)
     assert (code, out, f"(process {service.pid})" in err) == (2, "", True)
+    code, out, err = penstock("logs", "nobody", TMPDIR=noted)
+    assert (code, out, "There is no nobody; there are control, echo, gateway" in err) == (2, "", True)
 
 
 def test_stop_lets_open_streams_finish_and_a_second_signal_waits_for_none(

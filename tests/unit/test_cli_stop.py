@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.serve import started
+from penstock.cli.serve.logs import logs
 from penstock.errors import ConfigError, Unavailable
 
 GUARD = """
@@ -23,7 +24,7 @@ if os.fork() == 0:
     from penstock.cli.models.plan import make_plan
     from penstock.cli.serve import started
     plan = make_plan(Arguments(sources=("echo",), engine="sim", port=int(sys.argv[2])))
-    started.note(Path(sys.argv[1]), plan)
+    started.note(Path(sys.argv[1]), plan, "app", sys.argv[1])
     print("noted", flush=True)
     os._exit(0)
 os.wait()
@@ -84,3 +85,29 @@ def test_notes_of_ended_services_of_other_processes_and_of_other_users_do_not_co
     assert started.running() == []
     note.write_text("{")
     assert started.running() == []
+
+
+def test_logs_are_those_of_the_processes_of_the_only_service(
+    serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    serve(8123)
+    (folder,) = tmp_path.glob("penstock-serve-*")
+    serves_own = "INFO 2026-11-28 03:12:08,227 app_LLMRouter so81gadt -- Initialized DeploymentHandle."
+    for number, (owner, text) in enumerate(
+        {
+            "app:LLMRouter": f"{serves_own}\nA client is slow.",
+            "app:LLMServer:q_1": "".join(f"{one}\n" for one in range(300)),
+            "other:LLMServer:q_1": "of another application",
+        }.items()
+    ):
+        text = f":job_id:01000000\n:actor_name:ServeReplica:{owner}\n{text}\n"
+        (folder / f"worker-{number}-01-{number}.err").write_text(text)
+    assert logs() == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said == ["gateway | A client is slow.", *(f"q_1 | {n}" for n in range(101, 300)), "q_1 | "]
+    assert logs(["gateway"]) == 0
+    assert capsys.readouterr().out == "gateway | A client is slow.\n"
+    assert logs(["q.1"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 200
+    with pytest.raises(ConfigError, match="There is no x; there are gateway, q_1"):
+        logs(["x"])

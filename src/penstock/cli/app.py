@@ -35,6 +35,7 @@ from penstock.cli.models.options import (
     split,
 )
 from penstock.cli.process.failure import fail
+from penstock.cli.serve.logs import logs
 from penstock.cli.version import show_versions
 from penstock.errors import Error
 from penstock.options import by_fields
@@ -191,6 +192,9 @@ def stop(
     from penstock.cli.serve.started import stop as end
 
     return end(processes or [], as_json=as_json)
+
+
+app.command()(logs)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

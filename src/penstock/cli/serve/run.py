@@ -15,6 +15,7 @@ import traceback
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from pathlib import Path
 from types import FrameType
 
 import psutil
@@ -59,13 +60,13 @@ def run(plan: ServePlan, arguments: Arguments, signals_fd: int) -> int:
     Exit code: 0 after serving, 128 + signal before it, 1 for a failure, 2 for a bad config.
     """
     folder = temporary_folder(started.KIND, outlives=True)
-    started.note(folder, plan)
+    started.note(folder, plan, arguments.name)
     output = redirect_output(None if arguments.verbose else folder / "serve.log")
     reader = progress.ProgressReader(folder / "progress")
     os.environ |= {progress.ENVIRONMENT: str(reader.path), progress.LOG_ENVIRONMENT: output.err_path}
     if plan.gateway.log_format == "json":
         os.environ[LOG_FORMAT] = "json"
-    command = _Command(plan, arguments, output)
+    command = _Command(plan, arguments, output, folder)
     command.take_signals()
     threading.Thread(target=_forward_steps, args=(reader, command.inbox), daemon=True).start()
     threading.Thread(target=_forward_signals, args=(signals_fd, command), daemon=True).start()
@@ -79,9 +80,10 @@ def run(plan: ServePlan, arguments: Arguments, signals_fd: int) -> int:
 class _Command:
     """One `penstock serve`, from its first step to its last word."""
 
-    def __init__(self, plan: ServePlan, arguments: Arguments, output: Output) -> None:
+    def __init__(self, plan: ServePlan, arguments: Arguments, output: Output, folder: Path) -> None:
         self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._output = output
+        self._note = partial(started.note, folder, plan, arguments.name)
         self._began = psutil.Process(os.getppid()).create_time() - time.time() + time.monotonic()
         self._as_json = plan.gateway.log_format == "json"
         self._quiet, self._silence_s = arguments.quiet, _SILENCE_S
@@ -174,6 +176,7 @@ class _Command:
                 label = model_id if is_part else self._label(model_id, pid)
                 if is_part and (label, phase) == (startup.RAY, progress.READY):
                     self.take_signals()  # Ray has put handlers of its own in their place
+                    self._note(self._steps.log_dir or "")
                 elif not is_part and phase == progress.READY:
                     gone = startup.Note(f"{label}: its process {pid} has ended.")
                     when_ended(pid, partial(self.inbox.put, gone))

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from penstock.cli.models.plan import ServePlan
@@ -29,12 +30,16 @@ _CLOCK_S = 2.0  # a process's start is counted from the machine's, which a corre
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A service. id: of the process that signals go to; begun: its start, in seconds since 1970."""
+    """A service. id: of the process that signals go to; begun: its start, in seconds since 1970. name: of its
+    application. logs: where Ray writes on this node, "" before Ray runs.
+    """
 
     id: int
     begun: float
     url: str
     models: tuple[str, ...]
+    name: str = ""
+    logs: str = ""
 
     def process(self) -> psutil.Process | None:
         """None when it has ended, also when another process has its number now."""
@@ -50,11 +55,11 @@ class Started:
         return f"{', '.join(self.models)} at {self.url} (process {self.id})"
 
 
-def note(folder: Path, plan: ServePlan) -> None:
+def note(folder: Path, plan: ServePlan, name: str, logs: str = "") -> None:
     """Notes this service, which runs below the process that guards it."""
     guard = psutil.Process(os.getppid())
     models = tuple(config.model_id for config in plan.configs)
-    started = Started(guard.pid, guard.create_time(), plan.gateway.local_url, models)
+    started = Started(guard.pid, guard.create_time(), plan.gateway.local_url, models, name, logs)
     (folder / _NOTE).write_text(json.dumps(asdict(started)))
 
 
@@ -62,12 +67,10 @@ def running() -> list[Started]:
     """The services of this user that run on this machine, in the order in which they were started."""
     found: list[Started] = []
     for file in Path(tempfile.gettempdir()).glob(f"penstock-{KIND}-*/{_NOTE}"):
-        with suppress(OSError, ValueError, TypeError, KeyError):
+        with suppress(OSError, msgspec.MsgspecError):
             if file.parent.stat().st_uid != os.geteuid():
                 continue  # written by someone else: its number could be that of any process of ours
-            noted = json.loads(file.read_text())
-            models = tuple(noted["models"])
-            found.append(Started(noted["id"], noted["begun"], noted["url"], models))
+            found.append(msgspec.json.decode(file.read_bytes(), type=Started))
     return sorted((one for one in found if one.process() is not None), key=lambda one: one.begun)
 
 
@@ -77,9 +80,9 @@ def stop(ids: Sequence[int], *, as_json: bool = False) -> int:
     Exit code: 0 when they have ended.
     Raises: Unavailable when none runs, or one does not end; ConfigError when it is not clear which to end.
     """
-    chosen = _chosen(running(), ids)
+    services = chosen(running(), ids)
     ended: list[dict[str, object]] = []
-    for one in chosen:
+    for one in services:
         if not as_json:
             print(f"Stopping {one}; open streams have 20 s to finish.", flush=True)
         seconds = _end(one)
@@ -91,7 +94,8 @@ def stop(ids: Sequence[int], *, as_json: bool = False) -> int:
     return 0
 
 
-def _chosen(there: Sequence[Started], ids: Sequence[int]) -> list[Started]:
+def chosen(there: Sequence[Started], ids: Sequence[int]) -> list[Started]:
+    """The services of these processes, by default the only one. Raises: Unavailable, ConfigError."""
     if not there:
         raise Unavailable("No service runs here that `penstock serve` of this user started.")
     known = {one.id: one for one in there}
