@@ -69,10 +69,10 @@ class Asked:
         usage = json.loads(body).get("usage") if self.kind == KINDS[0] and self.status == 200 else None
         data = [event.removeprefix("data: ") for event in body.split("\n\n") if event]
         is_whole = usage is not None or data[-1:] == ["[DONE]"]
-        assert row.requests == (self.status != 429)
         counted = row.prompt_tokens, row.output_tokens
         if self.status is not None and self.status != 200:
-            assert (*counted, row.errors) == (0, 0, row.requests)
+            assert (*counted, row.requests, row.errors) == (0, 0, 1, 1)
+            assert row.refused or self.status != 429
             return str(self.status)
         if is_whole:
             assert (row.output_tokens, row.errors) == (self.most, 0)

@@ -362,10 +362,9 @@ async def test_a_stream_that_its_client_leaves_is_charged_once_for_what_it_had(s
                 if pieces >= 20:
                     break
             assert (await asked(served, ANN)).json()["error"]["code"] == "rate_limit_exceeded"
-    await until(lambda: tenants.usage.counters._rows)
-    assert tenants.keys.allowances["ann/k"].open == 0
+    await until(lambda: not tenants.keys.allowances["ann/k"].open)
     (row,) = [row for _, row in tenants.usage.counters.settlement({}, 0.0).rows]
-    assert row.requests == 1
+    assert (row.requests, row.refused) == (2, 1)
     assert pieces <= row.output_tokens < 200
     assert row.prompt_tokens > 0
 
@@ -418,6 +417,24 @@ async def test_a_refused_or_failed_request_costs_no_tokens(served: Served):
     assert (await asked(served, ANN, max_tokens="hot")).status_code == 400
     day = tenants.keys.allowances["ann/k"].day
     assert (day.unsettled, day.reserved) == (0, 0)
+
+
+async def test_refused_requests_are_counted_for_their_key_in_few_rows(served: Served):
+    counted = {"requests_per_minute": 1, "max_tokens": 9}
+    tenants = (await gateway(served, key(ANN, "ann", limits=counted, scopes=["chat"])))._tenants
+    await served.replica(reply="yes")
+    assert (await asked(served, ANN, max_tokens=1)).status_code == 200
+    refused = [(429, "m", {}), (400, "m", {"max_tokens": 99}), (400, "", {"model": 5})]
+    refused += [(404, "", {"model": f"random-{number}"}) for number in range(5)]
+    refused += [(403, "", {"path": "/v1/completions"}), (404, "", {"path": "/v1/nothing"})]
+    for status, _, body in refused:
+        assert (await asked(served, ANN, **body)).status_code == status
+    assert (await asked(served, "pk_nobody-s-key-in-tests")).status_code == 401
+    rows = {key[1:]: row for key, row in tenants.usage.counters._rows.items()}
+    assert {key: (row.requests, row.errors, row.refused) for key, row in rows.items()} == {
+        ("ann", "k", "m", "", "default"): (3, 2, 2),
+        ("ann", "k", "", "", "default"): (8, 8, 8),
+    }
 
 
 async def test_the_longest_answer_is_enforced(served: Served):

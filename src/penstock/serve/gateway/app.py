@@ -37,12 +37,12 @@ from penstock.serve.gateway.routes import Handler
 from penstock.serve.gateway.telemetry import timing
 from penstock.serve.gateway.telemetry.process_totals import ProcessTotals
 from penstock.serve.gateway.telemetry.tracing import tracing
-from penstock.serve.gateway.tenants.meter import Asked, RequestMeter
+from penstock.serve.gateway.tenants.meter import Asked
 from penstock.serve.gateway.tenants.registry import Tenants, read_keys
 from penstock.serve.http import cors
 from penstock.serve.http.connection_limits import Connections
 from penstock.serve.tenancy import limits
-from penstock.serve.tenancy.keys import DEFAULT_TENANT
+from penstock.serve.tenancy.keys import DEFAULT_TENANT, Grant
 from penstock.serve.tenancy.reporting import Settle
 from penstock.tiers import Tier
 from penstock.transport import link
@@ -248,8 +248,8 @@ class Gateway:
             raise
         finally:
             request.account(reply, error)
-            if request.meter is not None:
-                self._settle(request.meter, request, reply)
+            if request.grant is not None:
+                self._settle(request.grant, request, reply, error)
 
     async def _attempt(self, request: ClientRequest, reply: ClientResponse) -> errors.Error | None:
         """Answers, or returns the error. Foreign exceptions end here: their text goes to the log only.
@@ -392,15 +392,21 @@ class Gateway:
         if request.grant is not None and request.grant.limited and not reply.started:
             reply.more = limits.headers(request.grant.limited, int(time.monotonic()))
 
-    def _settle(self, meter: RequestMeter, request: ClientRequest, reply: ClientResponse) -> None:
+    def _settle(
+        self, grant: Grant, request: ClientRequest, reply: ClientResponse, error: errors.Error | None
+    ) -> None:
         """Charges what the request took; nothing where it was refused before it reached a replica."""
         assert self._tenants is not None
+        if (meter := request.meter) is None:
+            if error is not None and request.metrics is not None:
+                self._tenants.refused(grant, request.metrics.model_id)
+            return
         failed = reply.broken or (reply.status or 0) >= 400
         refused = (reply.status or 200) >= 400 or (reply.status is None and not request.gone)
         reached = timing.REPLICA in dict(reply.timing.laps)
         tokens = meter.tokens(answered=reached and not refused)
         model = reply.answered_by or (request.metrics.model_id if request.metrics else "")
-        self._tenants.end(meter, model, tokens, failed=failed)
+        self._tenants.end(meter, model, tokens, failed=failed, reached=reached)
 
     def _tier(self, request: ClientRequest, content: RequestBody) -> Tier:
         """The request's class, which the body then names. Raises: BadRequest."""

@@ -32,7 +32,8 @@ CREATE TABLE IF NOT EXISTS usage (hour INTEGER, {", ".join(f"{name} TEXT" for na
 CREATE TABLE IF NOT EXISTS sources (source TEXT PRIMARY KEY, number INTEGER, at REAL) WITHOUT ROWID;
 """
 _ADD = (
-    f"INSERT INTO usage VALUES ({', '.join('?' * (1 + len(_STORED) + len(_COUNTS)))}) "
+    f"INSERT INTO usage (hour, {', '.join((*_STORED, *_COUNTS))}) "
+    f"VALUES ({', '.join('?' * (1 + len(_STORED) + len(_COUNTS)))}) "
     f"ON CONFLICT DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in _COUNTS)}"
 )
 _SHOWN = {
@@ -77,6 +78,10 @@ class UsageStore:
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = NORMAL")  # a crash of the machine may lose the latest
         self._connection.executescript(_TABLES)
+        columns = {row[1] for row in self._connection.execute("PRAGMA table_info(usage)")}
+        for name in _COUNTS:  # that an earlier version did not count
+            if name not in columns:
+                self._connection.execute(f"ALTER TABLE usage ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")
         now = time.time()
         self._connection.execute("DELETE FROM usage WHERE hour < ?", (int(now - _KEEP_S) // HOUR_S,))
         self._connection.execute("DELETE FROM sources WHERE at < ?", (now - _SOURCES_S,))

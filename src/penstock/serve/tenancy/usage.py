@@ -25,13 +25,16 @@ UsageKey = tuple[int, str, str, str, str, str]
 
 
 class UsageRow(msgspec.Struct, array_like=True):
-    """Of requests that have ended. errors: those that failed, or were cut off by the server."""
+    """Of requests that have ended. errors: those that failed, or were cut off by the server. refused: of
+    these, those that no engine has seen.
+    """
 
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     errors: int = 0
+    refused: int = 0
 
 
 class Settlement(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ from penstock.serve.tenancy.fairness import price
 from penstock.serve.tenancy.keys import DEFAULT_TENANT, Grant, KeyTable
 from penstock.serve.tenancy.limits import Periods, reserve
 from penstock.serve.tenancy.reporting import Settle, UsageReporter
+from penstock.tiers import DEFAULT
 
 log = logging.getLogger(__name__)
 
@@ -119,8 +120,18 @@ class Tenants:
         expected = mean if answer is None or answer > mean else answer
         return RequestMeter(grant, asked, expected, tokens, second, adapter, tier)
 
-    def end(self, meter: RequestMeter, model: str, tokens: TokenCounts, *, failed: bool) -> None:
-        """The request has ended. Later calls do nothing."""
+    def refused(self, grant: Grant, model: str) -> None:
+        """A request got no further than this gateway's checks. model: "" where it names none of its key's."""
+        row = self.usage.counters.row(grant.tenant, grant.name, model, "", DEFAULT, time.time())
+        row.requests += 1
+        row.errors += 1
+        row.refused += 1
+        self._show(grant.tenant)[0] += 1
+
+    def end(
+        self, meter: RequestMeter, model: str, tokens: TokenCounts, *, failed: bool, reached: bool = True
+    ) -> None:
+        """The request has ended. reached: whether a replica had it. Later calls do nothing."""
         if not meter.is_open:
             return
         meter.is_open = False
@@ -135,6 +146,7 @@ class Tenants:
         row.cached_tokens += tokens.cached
         row.output_tokens += tokens.output
         row.errors += failed
+        row.refused += failed and not reached
         shown = self._show(grant.tenant)
         shown[0] += 1
         shown[1] += tokens.prompt
