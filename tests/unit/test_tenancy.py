@@ -149,10 +149,13 @@ def test_open_requests_are_limited():
     reserve(one, 0, 1.0)
 
 
-def test_what_can_never_pass_is_not_to_be_tried_again():
-    with pytest.raises(RateLimited, match="Shorten") as refused:
-        reserve(allowance(tokens_per_minute=100), 101, 0.0)
-    assert refused.value.facts["should_retry"] == "false"
+@pytest.mark.parametrize("span", ["minute", "day", "month"])
+def test_what_can_never_pass_is_not_to_be_tried_again(span: str):
+    one = allowance(**{f"tokens_per_{span}": 100, "requests_per_minute": 1})
+    reserve(one, 100, 0.0)  # what will pass later is no reason to wait for the other
+    with pytest.raises(RateLimited, match=f"may take 100 a {span}, so it can never run. Shorten") as refused:
+        reserve(one, 101, 0.0)
+    assert refused.value.facts == {"should_retry": "false"}
 
 
 def test_the_headers_say_what_a_refusal_goes_by():

@@ -141,12 +141,6 @@ class MinuteLimit:
     def refusal(self, name: str, count: int, second: int) -> RateLimited:
         """Where the others use the rest, that may change within a second."""
         what, excess = _WHAT[self.kind], self.used + count - self.most
-        if count > self.most:
-            return RateLimited(
-                f"The request may take {count} {what}, and '{name}' may take {self.most} in a minute. "
-                "Shorten the prompt, or ask for fewer tokens.",
-                should_retry="false",
-            )
         wait_s = self.wait_s(excess, second) if excess > 0 else _SHORT_WAIT_S
         had = f"{self.used}" if self.cap == self.most else f"{self.used} here and the rest elsewhere"
         return RateLimited(
@@ -277,6 +271,14 @@ class Allowance:
                 "when one has ended.",
                 retry_after_s=_SHORT_WAIT_S,
             )
+        limited = (("a minute", self.tokens), ("a day", self.day), ("a month", self.month))
+        for span, one in limited:
+            if one is not None and tokens > one.most:
+                return RateLimited(
+                    f"The request may take {tokens} tokens, and '{self.name}' may take {one.most} {span}, so "
+                    "it can never run. Shorten the prompt, or ask for fewer tokens (max_tokens).",
+                    should_retry="false",
+                )
         for limit, count in ((self.requests, 1), (self.tokens, tokens)):
             if limit is not None and not limit.fits(count, second):
                 return limit.refusal(self.name, count, second)
