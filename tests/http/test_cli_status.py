@@ -45,6 +45,17 @@ async def test_a_replica_that_is_missing_is_told_of(served: Served, capsys: pyte
         assert 'penstock_wanted_replicas{model="m"} 3.0' in (await http.get("/metrics")).text
 
 
+async def test_the_admin_key_lists_models_too(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    await served.gateway("m", api_key="key", admin_key="the-admin-key")
+    await served.replica("m")
+    for key, line in (("wrong", "Models are listed with a key"), ("the-admin-key", "m  1 of 1 replicas")):
+        monkeypatch.setenv("PENSTOCK_ADMIN_KEY", key)
+        assert await shown(show_status, served) == 0
+        assert line in capsys.readouterr().out
+
+
 async def test_json_has_the_same(served: Served, capsys: pytest.CaptureFixture[str]):
     await served.gateway("m")
     await served.replica("m")

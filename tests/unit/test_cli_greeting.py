@@ -38,6 +38,12 @@ def test_the_variable_that_holds_the_key_is_named(monkeypatch: pytest.MonkeyPatc
     assert 'os.environ["VLLM_API_KEY"]' in text
 
 
+def test_with_keys_of_tenants_alone_it_says_where_they_come_from():
+    text = greeting(GatewayConfig(port=8000, keys_file="/keys.yaml"), [config()], seconds=1)
+    assert "keys create" in text
+    assert text.index("export PENSTOCK_API_KEY=KEY") < text.index("Bearer $PENSTOCK_API_KEY")
+
+
 @pytest.mark.parametrize("kwargs", [{}, {"runner": "pooling"}])
 @pytest.mark.parametrize("api_key", [None, "hush"])
 def test_snippet_is_python(kwargs: dict[str, str], api_key: str | None):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from penstock.cli.client.service import Service
-from penstock.cli.models.options import HERE, KEY_HINT, Json, Key, Url
+from penstock.cli.models.options import API_KEY_NAMES, HERE, KEY_HINT, Json, Key, Url
 from penstock.errors import Error
 
 _ANSWER_S = 30.0
 _UNAVAILABLE = 1
+_ADMIN_KEY = "PENSTOCK_ADMIN_KEY"
 
 
 def show_models(url: Url = HERE, api_key: Key = None, as_json: Json = False) -> int:
@@ -42,7 +44,7 @@ def show_status(url: str, api_key: str | None, *, as_json: bool, own: bool = Fal
     own: the service is this user's on this machine, so its certificate is not checked.
     Raises: Error when the service does not answer.
     """
-    service = Service(url, api_key, key_hint=KEY_HINT, own=own)
+    service = Service(url, api_key or os.environ.get(_ADMIN_KEY), key_hint=KEY_HINT, own=own)
     health = service.json("GET", "/health", timeout_s=_ANSWER_S)
     version, engines = _versions(service)
     models = {name: {**counts, **engines.get(name, {})} for name, counts in health.get("models", {}).items()}
@@ -54,7 +56,9 @@ def show_status(url: str, api_key: str | None, *, as_json: bool, own: bool = Fal
         for name, model in models.items():
             print(f"  {name}  {_state(model)}")
         if "models" not in health:
-            print(f"  Models are listed with the key. {KEY_HINT}")
+            print(
+                f"  Models are listed with a key: with --api-key, in {API_KEY_NAMES[0]} or in {_ADMIN_KEY}."
+            )
     return 0 if health["status"] == "ok" else _UNAVAILABLE
 
 

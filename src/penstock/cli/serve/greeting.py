@@ -16,10 +16,12 @@ def greeting(gateway: GatewayConfig, configs: Sequence[LLMConfig], seconds: floa
     """Units: seconds since the command was started."""
     url, key = gateway.local_url, _key_variable(gateway)
     ids = ", ".join(config.model_id for config in configs)
+    has_own_keys = gateway.keyed and gateway.api_key is None
     opened = "" if gateway.host not in _EVERYWHERE else f" (listening on {gateway.host}: every network)"
     return "\n\n".join(
         [
             f"Serving {ids} at {url}{opened} after {seconds:.1f} s. Ctrl-C stops.",
+            *([_TENANTS.format(name=key)] if has_own_keys else []),
             _curl(url, key, configs[0]),
             _python(url, key, configs[0]),
             f"penstock chat{'' if url == 'http://127.0.0.1:8000' else f' --url {url}'}",
@@ -62,6 +64,10 @@ def _python(url: str, key: str | None, config: LLMConfig) -> str:
         ]
     )
 
+
+_TENANTS = """\
+Clients send keys of tenants, as `penstock keys create` has printed them. For what follows:
+export {name}=KEY"""
 
 _PYTHON_CHAT = """\
 messages = [{{"role": "user", "content": {question}}}]

@@ -63,7 +63,7 @@ class Auth:
                 raise routes.unknown(request.path)
             self._check_admin(request, route)
         elif route.public:
-            request.has_key = self._has_key(request)
+            request.has_key = self._has_key(request) or self._has_admin_key(request)
         else:
             self._check(request, route)
             if self._pages is not None:
@@ -77,6 +77,9 @@ class Auth:
             return _has(request, self._key)
         request.grant = self._keys.find(_given(request), time.time())
         return request.grant is not None
+
+    def _has_admin_key(self, request: ClientRequest) -> bool:
+        return self._admin_key is not None and _has(request, self._admin_key)
 
     def _check(self, request: ClientRequest, route: Route | None = None) -> None:
         """Raises: Unauthorized; Unavailable while not all keys are known; Forbidden when the key may not use
@@ -93,7 +96,7 @@ class Auth:
 
     def _check_admin(self, request: ClientRequest, route: Route) -> None:
         """Takes the admin key, or a tenant's with that scope."""
-        if self._admin_key is None or not _has(request, self._admin_key):
+        if not self._has_admin_key(request):
             if self._keys is None:
                 raise _unauthorized()
             self._check(request, route)
