@@ -119,6 +119,7 @@ _SECTIONS: Sequence[tuple[str, type[BaseModel]]] = (
     ("gateway.cors", gateway.CorsConfig),
     ("gateway.tls", gateway.TlsConfig),
     ("gateway.keys", tenants.KeyConfig),
+    ("gateway.prices", tenants.PriceConfig),
     ("gateway.tenants", tenants.TenantConfig),
     ("limits of keys and tenants", tenants.LimitsConfig),
     ("Models and gateway: `LLMServingArgs`", serving_args.LLMServingArgs),

@@ -101,9 +101,16 @@ class Fleet:
         keys = [{"tenant": one.tenant, "name": one.key, "hash": hashed(one.secret)} for one in self.asked]
         for key in keys:
             key["limits"] = {"tokens_per_minute": 10_000, "requests_per_minute": 5, "open_requests": 2}
-        of_tenant = {"tokens_per_day": 1 << 40, "tokens_per_month": 1 << 40, "tokens_per_minute": 1 << 40}
+        of_tenant = {
+            "tokens_per_day": 1 << 40,
+            "tokens_per_month": 1 << 40,
+            "tokens_per_minute": 1 << 40,
+            "cost_per_month": 1e6,
+        }
         tenants = {one.tenant: {"limits": of_tenant | self._limits} for one in self.asked}
-        self.gateway = await self.served.gateway(*cards, keys=keys, tenants=tenants, request_timeout_s=600)
+        prices = {"m": {"input": 1, "output": 5}, "other": {"output": 7}}
+        given = {"keys": keys, "tenants": tenants, "prices": prices}
+        self.gateway = await self.served.gateway(*cards, **given, request_timeout_s=600)
         return self.gateway
 
     async def replica(self, model: str = "m", **options: Any) -> Replica:
@@ -119,11 +126,12 @@ class Fleet:
         for one in self.asked:
             found[one.check(rows.get(one.key, UsageRow()))] += 1
         for name, allowance in tenants.keys.allowances.items():
-            spent = [
-                row.prompt_tokens + row.output_tokens
+            own = [
+                row
                 for key, row in rows.items()
                 if name in {one.tenant for one in self.asked if one.key == key} or name.endswith(f"/{key}")
             ]
+            spent = [row.prompt_tokens + row.output_tokens for row in own]
             minute, now = allowance.tokens, int(asyncio.get_running_loop().time())
             assert allowance.open == 0, name
             assert minute.used == sum(spent) or (now >= 60 and 0 <= minute.used <= sum(spent)), name
@@ -131,6 +139,10 @@ class Fleet:
             assert (minute.used, minute._counts) == (0, {}), name
             for budget in filter(None, (allowance.day, allowance.month)):
                 assert (budget.reserved, budget.unsettled) == (0, sum(spent)), name
+            if allowance.cost is not None:
+                cost = sum(row.cost for row in own)
+                assert (allowance.cost.reserved, allowance.cost.unsettled) == (0, cost), name
+                assert cost > 0 or not any(row.output_tokens for row in own)
         for replica in self.replicas:
             assert [tags._waiting for tags in replica.listener._tags.values()] == [[], [], []]
         return found

@@ -14,6 +14,7 @@ import openai
 import pytest
 from served import Served, chat, until
 
+from penstock.config import GatewayConfig
 from penstock.config.schema.tenants import hashed
 from penstock.openai.response_items import keeper_name, new_id, tenant_mark
 from penstock.serve.gateway.catalogue import ServedModel
@@ -423,6 +424,50 @@ async def test_a_refused_or_failed_request_costs_no_tokens(served: Served):
     assert (await asked(served, ANN, max_tokens="hot")).status_code == 400
     day = tenants.keys.allowances["ann/k"].day
     assert (day.unsettled, day.reserved) == (0, 0)
+
+
+async def test_a_budget_is_spent_by_the_prices_of_now(served: Served, caplog: pytest.LogCaptureFixture):
+    keys = [key(ANN, "ann", limits={"cost_per_month": 0.01}), key(BOB, "bob")]
+    tenants = {"bob": {"limits": {"warn_cost_per_month": 1e-6}}}
+    found = await served.gateway("m", keys=keys, tenants=tenants, prices={"m": {"input": 1, "output": 100}})
+    await served.replica(reply="one two three")
+    first = await asked(served, ANN, max_tokens=50)
+    usage = first.json()["usage"]
+    spent = usage["prompt_tokens"] * 1000 + usage["completion_tokens"] * 100_000
+    rows = found._tenants.usage.counters._rows
+    assert [row.cost for row in rows.values()] == [spent]
+    streamed = await asked(served, ANN, stream=True, max_tokens=40)
+    assert streamed.status_code == 200
+    refused = await asked(served, ANN, max_tokens=99)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
+    assert refused.headers["x-should-retry"] == "false"
+    (row,) = rows.values()
+    assert (row.cost, row.refused) == (2 * spent, 1)
+    shown = [(await asked(served, BOB)).headers.get("x-penstock-budget") for _ in range(2)]
+    assert shown == [None, f"bob; spent={spent / 1e9:g}; soft=0.000001"]
+    assert caplog.text.count("its soft line is") == 1
+    cheap = GatewayConfig(keys=keys, tenants=tenants, prices={"m": {"output": 1}}, port=None)
+    await found.reconfigure(cheap, [ServedModel("m", 1)], {})
+    assert (await asked(served, ANN, max_tokens=99)).status_code == 200
+    assert row.cost == 2 * spent + usage["completion_tokens"] * 1000
+
+
+async def test_seconds_of_audio_have_a_price(served: Served):
+    prices = {"m": {"audio_second": 0.0001}}
+    found = await served.gateway("m", keys=[key(ANN, "ann")], prices=prices)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        body = b'{"text": "hi", "usage": {"type": "duration", "seconds": 7}}'
+        await send({"type": "http.response.body", "body": body})
+
+    await served.app(app)
+    async with served.http(headers=bearer(ANN)) as http:
+        files = {"file": ("a.wav", b"RIFF")}
+        await http.post("/v1/audio/transcriptions", data={"model": "m"}, files=files)
+    (row,) = found._tenants.usage.counters._rows.values()
+    assert (row.audio_seconds, row.cost, row.output_tokens) == (7, 700_000, 0)
 
 
 async def test_refused_requests_are_counted_for_their_key_in_few_rows(served: Served):

@@ -78,6 +78,7 @@ def test_a_key_is_revoked_by_its_name_or_its_id(tmp_path: Path):
         (("--limit", "tokens=5"), "limits"),
         (("--limit", "open_requests"), "write a limit's name and a number"),
         (("--limit", "open_requests=0"), "greater than 0"),
+        (("--limit", "open_requests=1.5"), "open_requests"),
         (("--tenant", "a/b"), "pattern"),
     ],
 )

@@ -38,6 +38,7 @@ MODEL_VALUES: dict[str, list[Any]] = {
 GATEWAY_VALUES: dict[str, list[Any]] = {
     "default_model": ["m"],
     "request_timeout_s": [5.0],
+    "prices": [{"m": {"input": 0.15, "cached_input": None}}],
     "processes": [2],
     "log_format": ["json"],
 }

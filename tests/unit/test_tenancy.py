@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.config.schema.tenants import KeyConfig, LimitsConfig, TenantConfig, hashed
+from penstock.config.schema.tenants import KeyConfig, LimitsConfig, PriceConfig, TenantConfig, hashed
 from penstock.errors import BadRequest, Overloaded, QuotaExhausted, RateLimited
 from penstock.serve.tenancy import limits
 from penstock.serve.tenancy.keys import KeyTable, is_genuine, new_key
 from penstock.serve.tenancy.limits import Allowance, MinuteLimit, Periods, headers
+from penstock.serve.tenancy.prices import PriceList, nano, shown
 from penstock.serve.tenancy.store import UsageStore
 from penstock.serve.tenancy.usage import Settlement, UsageCounters, UsageRow
 
@@ -26,7 +27,7 @@ MIDNIGHT = calendar.timegm((2026, 12, 1, 0, 0, 0))
 TODAY = Periods.at(NOON)
 
 
-def allowance(**limited: int) -> Allowance:
+def allowance(**limited: float) -> Allowance:
     one = Allowance("search")
     one.limit(LimitsConfig(**limited))
     return one
@@ -39,14 +40,15 @@ class Open:
     of: Allowance
     tokens: int
     begun: int
+    cost: int = 0
 
-    def settle(self, taken: int, second: int, today: Periods) -> None:
-        self.of.settle(self.tokens, taken, self.begun, second, today)
+    def settle(self, taken: int, second: int, today: Periods, cost: int = 0) -> None:
+        self.of.settle((self.tokens, self.cost), (taken, cost), self.begun, second, today)
 
 
-def reserve(one: Allowance, tokens: int, now: float, at: float = NOON) -> Open:
-    limits.reserve([one], tokens, int(now), Periods.at(at), at)
-    return Open(one, tokens, int(now))
+def reserve(one: Allowance, tokens: int, now: float, at: float = NOON, cost: int = 0) -> Open:
+    limits.reserve([one], tokens, int(now), Periods.at(at), at, cost)
+    return Open(one, tokens, int(now), cost)
 
 
 def table(*keys: KeyConfig, **tenants: TenantConfig) -> KeyTable:
@@ -221,28 +223,72 @@ def test_a_clock_that_is_set_back_forgets_no_day():
         reserve(one, 60, 3.0, MIDNIGHT + 1)
 
 
+# -- money
+
+
+def test_costs_are_exact_to_the_nano_unit_whatever_is_summed():
+    given = {"m": PriceConfig(input=0.1, cached_input=0.0125, output=0.7, audio_second=0.0001)}
+    price = PriceList({**given, "m:legal": PriceConfig(input=1)}).find("m", "other")
+    assert price.cost(1_000_000, 0, 0) == 100_000_000
+    assert price.cost(1_000_000, 1_000_000, 1_000_000, 10) == 12_500_000 + 700_000_000 + 1_000_000
+    assert sum(price.cost(1, 0, 0) for _ in range(1_000_000)) == 100_000_000
+    assert price.cost(10, 500, 0) == price.cost(10, 10, 0)  # Anthropic's prompts leave cached tokens out
+    found = PriceList({**given, "m:legal": PriceConfig(input=1)})
+    assert found.find("m", "legal").cost(1, 0, 0) == 1000
+    assert found.find("n", "") is None
+    assert found.dearest(["m", "n"], 1_000_000, 0, 0) == 100_000_000
+    assert (nano(12.3), shown(nano(12.3)), shown(nano(80)), shown(0)) == (12_300_000_000, "12.3", "80", "0")
+
+
+def test_a_budget_is_reserved_settled_and_ends_with_the_month(caplog: pytest.LogCaptureFixture):
+    one = allowance(cost_per_month=1.0, warn_cost_per_month=0.5)
+    with pytest.raises(
+        RateLimited, match=r"may cost 1\.5, and 'search' may spend 1 a month, so it can never"
+    ):
+        reserve(one, 1, 0.0, cost=nano(1.5))
+    first, second = (reserve(one, 1, 0.0, cost=nano(0.4)) for _ in range(2))
+    with pytest.raises(QuotaExhausted, match=r"has used 0\.8 of its 1 budget of this month") as refused:
+        reserve(one, 1, 0.0, cost=nano(0.3))
+    assert refused.value.facts == {"retry_after_s": 43_200, "should_retry": "false"}
+    first.settle(1, 1, TODAY, nano(0.4))
+    assert headers([one], 1) == []
+    assert not caplog.text
+    second.settle(1, 1, TODAY, nano(0.1))
+    assert headers([one], 1) == [(b"x-penstock-budget", b"search; spent=0.5; soft=0.5; limit=1")]
+    reserve(one, 1, 2.0, cost=nano(0.5)).settle(1, 2, TODAY, nano(0.2))
+    assert caplog.text.count("'search' has spent 0.5 this month, its soft line is 0.5.") == 1
+    reserve(one, 1, 2.0, MIDNIGHT, nano(1.0))
+    assert headers([one], 2) == []
+
+
+def test_a_soft_line_alone_refuses_nothing():
+    one = allowance(warn_cost_per_month=0.5)
+    reserve(one, 1, 0.0, cost=nano(7)).settle(1, 1, TODAY, nano(7))
+    assert headers([one], 1) == [(b"x-penstock-budget", b"search; spent=7; soft=0.5")]
+
+
 # -- usage
 
 
 class Process:
     """A gateway as far as usage goes. Its settlements reach the store, or do not."""
 
-    def __init__(self, store: UsageStore, **limited: int) -> None:
+    def __init__(self, store: UsageStore, **limited: float) -> None:
         self.store, self.counters, self.clock = store, UsageCounters(), 0.0
         self.keys = table(
             KeyConfig(tenant="a", name="k", hash=hashed("k" * 20), limits=LimitsConfig(**limited))
         )
         self.allowance = self.keys.allowances["a/k"]
 
-    def use(self, tokens: int, at: float = NOON) -> None:
+    def use(self, tokens: int, at: float = NOON, cost: int = 0) -> None:
         today, second = Periods.at(at), int(self.clock)
         limited = [one for one in self.keys.allowances.values() if one.is_limited]
-        limits.reserve(limited, tokens, second, today, at)
+        limits.reserve(limited, tokens, second, today, at, cost)
         for one in limited:
-            one.settle(tokens, tokens, second, second, today)
+            one.settle((tokens, cost), (tokens, cost), second, second, today)
         row = self.counters.row("a", "k", "m", "", "default", at)
         row.requests += 1
-        row.output_tokens += tokens
+        row.add(0, 0, tokens, 0, cost)
 
     def settle(self, at: float = NOON, *, answered: bool = True) -> None:
         totals = self.store.settle(self.counters.settlement(self.keys.allowances, self.clock), at)
@@ -289,9 +335,18 @@ def test_a_new_process_and_another_gateway_know_what_is_left_of_a_budget(store: 
     assert second.allowance.day.used(TODAY.day) == 90
     first.settle()
     assert first.allowance.day.used(TODAY.day) == 90
+    for one in (first, second):  # what was spent of a budget is known, too
+        one.allowance.limit(LimitsConfig(cost_per_month=1.0))
+        one.use(1, cost=nano(0.3))
+        one.settle()
+    first.use(0)
+    first.settle()
+    with pytest.raises(QuotaExhausted, match=r"has used 0\.6 of its 1 budget"):
+        first.use(1, cost=nano(0.5))
+    assert used(store)[0]["cost"] == 0.6
     later = Process(store, tokens_per_day=100)
     later.settle()
-    with pytest.raises(QuotaExhausted, match="has used 90"):
+    with pytest.raises(QuotaExhausted, match="has used 92"):
         later.use(11)
     later.settle(MIDNIGHT)
     later.use(100, MIDNIGHT)
@@ -305,7 +360,7 @@ def test_usage_is_summed_by_what_is_asked_for(store: UsageStore):
     ]
     store.settle(Settlement("p", 1, rows), NOON)
     by_tenant = {one["tenant"]: one for one in used(store, "tenant")}
-    assert list(by_tenant["a"].values()) == ["a", 3, 30, 5, 10, 1, 0]
+    assert list(by_tenant["a"].values()) == ["a", 3, 30, 5, 10, 1, 0, 0, 0]
     assert [(one["day"], one["model"], one["requests"]) for one in used(store, "day", "model")] == [
         ("2026-11-30", "m", 3),
         ("2026-12-01", "n", 4),
@@ -325,7 +380,8 @@ def test_a_store_without_a_disk_works_in_memory(tmp_path: Path):
 def test_a_later_process_reads_what_is_on_disk(tmp_path: Path):
     file = tmp_path / "a.sqlite"
     first = UsageStore(file)
-    first._connection.execute("ALTER TABLE usage DROP COLUMN refused")  # of an earlier version
+    for name in ("refused", "cost", "audio_seconds"):  # of an earlier version
+        first._connection.execute(f"ALTER TABLE usage DROP COLUMN {name}")
     first.close()
     first = UsageStore(file)
     one = Process(first)

@@ -116,6 +116,7 @@ LIVE: dict[str, Any] = {
     "cors": {"origins": ["https://example.org"]},
     "keys_file": "keys.yaml",
     "tenants": {"t": {"limits": {"requests_per_minute": 5}}},
+    "prices": {"a": {"input": 0.15, "output": 0.6}, "a:legal": {"input": 1}},
     "priority_tier": True,
     "default_model": "b",
     "wait_for_replica_s": 7,
@@ -152,6 +153,8 @@ def test_a_model_more_or_less_restarts_no_other_process():
 def test_a_wrong_config_of_the_gateway_is_refused_before_it_is_told():
     with pytest.raises(ConfigError, match="default model 'x' is none of"):
         made(model("a"), default_model="x")
+    with pytest.raises(ConfigError, match="prices names 'x'; the models' ids are a"):
+        made(model("a"), prices={"x": {"input": 1}})
 
 
 class Reconfigured(LLMRouter):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from copy import deepcopy
@@ -174,10 +175,10 @@ def _day(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="minutes").replace("+00:00", "Z")
 
 
-def _limit(text: str) -> tuple[str, int]:
+def _limit(text: str) -> tuple[str, float]:
     name, _, number = text.partition("=")
-    if not number.isdigit():
+    if not re.fullmatch(r"\d+(\.\d+)?", number):
         raise ConfigError(
             f"--limit is {text!r}; write a limit's name and a number, as tokens_per_minute=100000."
         )
-    return name, int(number)
+    return name, float(number) if "." in number else int(number)

@@ -14,6 +14,7 @@ from penstock.errors import ConfigError
 from penstock.options import option
 
 _ANSWER_S = 60.0
+_RARE = ("refused", "audio_seconds", "cost")  # columns that are shown if they say something
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class UsageOptions:
 
 
 def usage(options: UsageOptions) -> None:
-    """Show what tenants have used: requests, tokens, errors.
+    """Show what tenants have used: requests, tokens, errors, cost.
 
     - `penstock usage --by tenant,model --since 7d`
     - `penstock usage --by day,tenant --since 2026-11-01 --csv > november.csv`
@@ -54,19 +55,22 @@ def usage(options: UsageOptions) -> None:
     elif not found:
         print("Nothing was used.")
     else:
+        names = [one for one in found[0] if one not in _RARE or any(row[one] for row in found)]
         rows = [
-            [name.replace("_", " ") for name in found[0]],
-            *([_shown(one) for one in row.values()] for row in found),
+            [name.replace("_", " ") for name in names],
+            *([_shown(row[name]) for name in names] for row in found),
         ]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
-            cells = zip(row, widths, found[0].values(), strict=True)
+            cells = zip(row, widths, (found[0][name] for name in names), strict=True)
             line = (
-                f"{text:>{width}}" if isinstance(kind, int) else f"{text:<{width}}"
+                f"{text:>{width}}" if isinstance(kind, int | float) else f"{text:<{width}}"
                 for text, width, kind in cells
             )
             print("  ".join(line).rstrip())
 
 
-def _shown(value: str | int) -> str:
+def _shown(value: str | float) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4f}"
     return f"{value:,}" if isinstance(value, int) else value or "-"

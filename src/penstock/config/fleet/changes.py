@@ -67,6 +67,7 @@ GATEWAY: Mapping[str, Cost] = {
     "keys": "live",
     "keys_file": "live",
     "tenants": "live",
+    "prices": "live",
     "default_model": "live",
     "priority_tier": "live",
     "request_timeout_s": "live",

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_v
 from penstock.config.schema.paths import LocalFile
 from penstock.config.schema.settings import SentKey, Settings
 from penstock.config.schema.strict import RootConfig, StrictModel, optional, setting
-from penstock.config.schema.tenants import KeyConfig, Name, TenantConfig
+from penstock.config.schema.tenants import KeyConfig, Name, PriceConfig, TenantConfig
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 _REACHED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # what listens on all addresses is reached on this one
@@ -102,6 +102,9 @@ class GatewayConfig(RootConfig):
         "again within a second of a change."
     )
     tenants: dict[Name, TenantConfig] = setting({}, "Limits of tenants.")
+    prices: dict[str, PriceConfig] = setting(
+        {}, "What requests of tenants cost, by the id of the model, or `MODEL:ADAPTER`."
+    )
     default_model: str | None = optional(
         "Model of requests that name none. With one model, that one.", min_length=1
     )

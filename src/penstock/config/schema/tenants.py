@@ -91,9 +91,28 @@ class LimitsConfig(StrictModel):
     open_requests: int | None = optional("Requests at a time.", gt=0)
     tokens_per_day: int | None = optional("Tokens on a day, in UTC.", gt=0)
     tokens_per_month: int | None = optional("Tokens in a calendar month, in UTC.", gt=0)
+    cost_per_month: float | None = optional(
+        "What requests of a calendar month, in UTC, may cost by `gateway.prices`. One that may cost more "
+        "than is left is refused.",
+        gt=0,
+    )
+    warn_cost_per_month: float | None = optional(
+        "Cost of a month from which answers have the header `x-penstock-budget`, and the log a warning.", gt=0
+    )
     max_tokens: int | None = optional(
         "Longest answer that a request may ask for, and that one gets which does not say.", gt=0
     )
+
+
+class PriceConfig(StrictModel):
+    """What requests to one model cost, in any currency, for a million tokens. Up to 6 decimals count."""
+
+    input: float = setting(0.0, "Prompts.", ge=0)
+    cached_input: float | None = optional(
+        "What of prompts was in the prefix cache; without it, as `input`.", ge=0
+    )
+    output: float = setting(0.0, "Answers.", ge=0)
+    audio_second: float = setting(0.0, "One second of audio that is transcribed or translated.", ge=0)
 
 
 class TenantConfig(StrictModel):

@@ -380,7 +380,7 @@ class Gateway:
             asked = content.asked(path, grant.most_tokens, self._table.max_model_len(model))
             if asked.streams and path in _USAGE_ON_REQUEST:
                 asked.hides = content.ask_for_usage()
-        request.meter = self._tenants.begin(grant, asked, adapter, tier)
+        request.meter = self._tenants.begin(grant, asked, model, adapter, tier)
         if (
             content is not None and request.route.argument is None
         ):  # what is stored was counted when it was made

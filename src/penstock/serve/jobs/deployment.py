@@ -32,6 +32,7 @@ from penstock.serve.control.link import ControlLink
 from penstock.serve.control.state import NAME as CONTROL
 from penstock.serve.gateway.catalogue import Catalogue, LiveState, ServedModel
 from penstock.serve.http.private_listener import PrivateListener
+from penstock.serve.tenancy.prices import PriceList
 from penstock.serve.tenancy.reporting import UsageReporter
 from penstock.serve.tenancy.usage import Settlement, Totals
 from penstock.tiers import FLEX
@@ -165,9 +166,8 @@ class LLMJobs:
             model = record.models[0] if len(record.models) == 1 else ""
             row = self._usage.counters.row(record.tenant, record.key, model, "", FLEX, time.time())
             row.requests += counts.rows
-            row.prompt_tokens += counts.prompt_tokens
-            row.cached_tokens += counts.cached_tokens
-            row.output_tokens += counts.output_tokens
+            tokens = counts.prompt_tokens, counts.cached_tokens, counts.output_tokens
+            row.add(*tokens, 0, PriceList(self._live.gateway.prices).dearest(record.models, *tokens))
             row.errors += counts.failed
 
     async def address(self, node_id: str) -> dict[str, str | int | None]:

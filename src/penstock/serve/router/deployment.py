@@ -109,6 +109,10 @@ class RouterDeployment:
             max(0.0, options["graceful_shutdown_timeout_s"] - _CLOSING_S),
         )
         Catalogue(live.cards, gateway.default_model)  # a gateway that runs could only log its error
+        if unknown := [
+            name for name in gateway.prices if name.partition(":")[0] not in ids and name not in ids
+        ]:
+            raise ConfigError(f"gateway.prices names '{unknown[0]}'; the models' ids are {', '.join(ids)}.")
         told = (
             live.dump() if options.get("user_config") is None else None
         )  # else the class has its own use for it

@@ -8,6 +8,7 @@ never goes back, `today` as `Periods`.
 from __future__ import annotations
 
 import calendar
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ import msgspec
 
 from penstock.config.schema.tenants import LimitsConfig
 from penstock.errors import Overloaded, QuotaExhausted, RateLimited
+from penstock.serve.tenancy.prices import nano, shown
+
+log = logging.getLogger(__name__)
 
 WINDOW_S = 60
 _FIRST_GUESS = 256
@@ -39,6 +43,8 @@ _RESETS = [
     ]
     for what in _WHAT
 ]
+
+_BUDGET = b"x-penstock-budget"
 
 Field = tuple[bytes, bytes]
 """Of a header."""
@@ -151,7 +157,9 @@ class MinuteLimit:
 
 
 class Budget:
-    """Tokens of one day or month: as the usage store knows them, and what it has not heard of."""
+    """Tokens, or nano-units of money, of one day or month: as the usage store knows them, and what it has not
+    heard of.
+    """
 
     __slots__ = ("_before", "_sent", "most", "period", "reserved", "stored", "unsettled")
 
@@ -166,6 +174,11 @@ class Budget:
         if period != self.period:
             self._enter(period)
         return self.stored + self.unsettled + self.reserved
+
+    @property
+    def spent(self) -> int:
+        """In the last period that was asked for, without what is reserved."""
+        return self.stored + self.unsettled
 
     def charge(self, period: int, reserved: int, taken: int) -> None:
         if period != self.period:
@@ -199,8 +212,8 @@ class Allowance:
     """
 
     __slots__ = (
-        *("answer_tokens", "day", "gateways", "is_shared", "most_open", "month", "name", "open"),
-        *("requests", "tokens", "weight"),
+        *("answer_tokens", "cost", "day", "gateways", "is_shared", "most_open", "month", "name", "open"),
+        *("requests", "tokens", "warned", "warns_at", "weight"),
     )
 
     def __init__(self, name: str) -> None:
@@ -211,6 +224,8 @@ class Allowance:
         self.tokens: MinuteLimit | None = None
         self.day: Budget | None = None
         self.month: Budget | None = None
+        self.cost: Budget | None = None  # of a month
+        self.warns_at, self.warned = _NO_LIMIT, -1  # the soft line, and the month in which it was logged
         self.is_shared = False  # this gateway has been told its caps
         self.gateways = 1
         self.weight = 1.0
@@ -223,6 +238,10 @@ class Allowance:
         self.tokens = _limited(self.tokens or MinuteLimit(1), limits.tokens_per_minute)
         self.day = _limited(self.day or Budget(), limits.tokens_per_day)
         self.month = _limited(self.month or Budget(), limits.tokens_per_month)
+        most, soft = limits.cost_per_month, limits.warn_cost_per_month
+        has_none = most is None and soft is None
+        self.cost = _limited(self.cost or Budget(), None if has_none else nano(most or 0))
+        self.warns_at = _NO_LIMIT if soft is None else nano(soft)
         if self._minutes() != before:
             self.share(self.gateways, None)
 
@@ -236,7 +255,11 @@ class Allowance:
 
     @property
     def has_budget(self) -> bool:
-        return self.day is not None or self.month is not None
+        return self.day is not None or self.month is not None or self.cost is not None
+
+    @property
+    def budgets(self) -> list[Budget]:
+        return [one for one in (self.day, self.month, self.cost) if one is not None]
 
     def share(self, gateways: int, caps: tuple[int, int] | None) -> None:
         """So many gateways keep the limits for a minute together. caps: of requests and tokens; None for a
@@ -253,7 +276,7 @@ class Allowance:
         found = [Rate() if one is None else one.report(second) for one in (self.requests, self.tokens)]
         return (found[0], found[1]) if self.is_shared or found[0].asked or found[1].asked else None
 
-    def fits(self, tokens: int, second: int, today: Periods) -> bool:
+    def fits(self, tokens: int, cost: int, second: int, today: Periods) -> bool:
         """Whether a request may begin now that reserves so much."""
         return (
             self.open < self.most_open
@@ -261,9 +284,10 @@ class Allowance:
             and (self.tokens is None or self.tokens.fits(tokens, second))
             and (self.day is None or self.day.used(today.day) + tokens <= self.day.most)
             and (self.month is None or self.month.used(today.month) + tokens <= self.month.most)
+            and (self.cost is None or self.cost.used(today.month) + cost <= self.cost.most)
         )
 
-    def refusal(self, tokens: int, second: int, today: Periods, seconds: float) -> Overloaded:
+    def refusal(self, tokens: int, cost: int, second: int, today: Periods, seconds: float) -> Overloaded:
         """Why it may not. seconds: since 1970."""
         if self.open >= self.most_open:
             return RateLimited(
@@ -279,23 +303,31 @@ class Allowance:
                     "it can never run. Shorten the prompt, or ask for fewer tokens (max_tokens).",
                     should_retry="false",
                 )
+        if self.cost is not None and cost > self.cost.most:
+            return RateLimited(
+                f"The request may cost {shown(cost)}, and '{self.name}' may spend {shown(self.cost.most)} a "
+                "month, so it can never run. Shorten the prompt, or ask for fewer tokens (max_tokens).",
+                should_retry="false",
+            )
         for limit, count in ((self.requests, 1), (self.tokens, tokens)):
             if limit is not None and not limit.fits(count, second):
                 return limit.refusal(self.name, count, second)
-        for what, budget, period, ends in (
-            ("today", self.day, today.day, today.day_ends),
-            ("this month", self.month, today.month, today.month_ends),
+        month, month_ends = today.month, today.month_ends
+        for what, budget, wanted, period, ends, say in (
+            ("tokens of today", self.day, tokens, today.day, today.day_ends, str),
+            ("tokens of this month", self.month, tokens, month, month_ends, str),
+            ("budget of this month", self.cost, cost, month, month_ends, shown),
         ):
-            if budget is not None and (used := budget.used(period)) + tokens > budget.most:
+            if budget is not None and (used := budget.used(period)) + wanted > budget.most:
                 return QuotaExhausted(
-                    f"'{self.name}' has used {used} of its {budget.most} tokens of {what}, and the request "
-                    f"may take {tokens}. Its operator can raise the limit.",
+                    f"'{self.name}' has used {say(used)} of its {say(budget.most)} {what}, and the request "
+                    f"may take {say(wanted)}. Its operator can raise the limit.",
                     retry_after_s=math.ceil(ends - seconds),
                     should_retry="false",
                 )
         raise AssertionError("nothing refuses the request")
 
-    def reserve(self, tokens: int, second: int) -> None:
+    def reserve(self, tokens: int, cost: int, second: int) -> None:
         self.open += 1
         if self.requests is not None:
             self.requests.add(1, second)
@@ -305,16 +337,28 @@ class Allowance:
             self.day.reserved += tokens
         if self.month is not None:
             self.month.reserved += tokens
+        if self.cost is not None:
+            self.cost.reserved += cost
 
-    def settle(self, reserved: int, taken: int, begun: int, second: int, today: Periods) -> None:
-        """A request has ended that began in the second `begun`."""
+    def settle(
+        self, reserved: tuple[int, int], taken: tuple[int, int], begun: int, second: int, today: Periods
+    ) -> None:
+        """A request has ended that began in the second `begun`. reserved, taken: tokens and their cost."""
         self.open -= 1
         if self.tokens is not None:
-            self.tokens.correct(begun, taken - reserved, second)
+            self.tokens.correct(begun, taken[0] - reserved[0], second)
         if self.day is not None:
-            self.day.charge(today.day, reserved, taken)
+            self.day.charge(today.day, reserved[0], taken[0])
         if self.month is not None:
-            self.month.charge(today.month, reserved, taken)
+            self.month.charge(today.month, reserved[0], taken[0])
+        if self.cost is not None:
+            self.cost.charge(today.month, reserved[1], taken[1])
+            if self.warned != today.month and (spent := self.cost.spent) >= self.warns_at:
+                self.warned = today.month
+                log.warning(
+                    "'%s' has spent %s this month, its soft line is %s.",
+                    *(self.name, shown(spent), shown(self.warns_at)),
+                )
 
     def learn(self, answer_tokens: int) -> None:
         """It has had an answer of so many tokens."""
@@ -330,18 +374,20 @@ def _limited(counter: _Counter, most: int | None) -> _Counter | None:
 
 
 def reserve(
-    allowances: Sequence[Allowance], tokens: int, second: int, today: Periods, seconds: float
+    allowances: Sequence[Allowance], tokens: int, second: int, today: Periods, seconds: float, cost: int = 0
 ) -> None:
-    """With all allowances, or with none. Raises: RateLimited, QuotaExhausted."""
+    """With all allowances, or with none. cost: in nano-units. Raises: RateLimited, QuotaExhausted."""
     for one in allowances:
-        if not one.fits(tokens, second, today):
-            raise one.refusal(tokens, second, today, seconds)
+        if not one.fits(tokens, cost, second, today):
+            raise one.refusal(tokens, cost, second, today, seconds)
     for one in allowances:
-        one.reserve(tokens, second)
+        one.reserve(tokens, cost, second)
 
 
 def headers(allowances: Sequence[Allowance], second: int) -> list[Field]:
-    """OpenAI's `x-ratelimit-*`, of the allowances that have least left: what a refusal would go by."""
+    """OpenAI's `x-ratelimit-*`, of the allowances that have least left: what a refusal would go by. Budgets
+    above their soft lines.
+    """
     fields: list[Field] = []
     for kind in (0, 1):
         tightest, least = None, _NO_LIMIT
@@ -350,6 +396,11 @@ def headers(allowances: Sequence[Allowance], second: int) -> list[Field]:
             if found is not None and (left := found.left(second)) < least:
                 tightest, least = found, left
         if tightest is not None:
-            shown = (_REMAINING[kind], b"%d" % least if least > 0 else b"0")
-            fields += (tightest.field, shown, _RESETS[kind][tightest.reset_s(second)])
+            left_now = (_REMAINING[kind], b"%d" % least if least > 0 else b"0")
+            fields += (tightest.field, left_now, _RESETS[kind][tightest.reset_s(second)])
+    for one in allowances:
+        if one.cost is not None and (spent := one.cost.spent) >= one.warns_at:
+            most = f"; limit={shown(one.cost.most)}" if one.cost.most < _NO_LIMIT else ""
+            text = f"{one.name}; spent={shown(spent)}; soft={shown(one.warns_at)}{most}"
+            fields.append((_BUDGET, text.encode()))
     return fields

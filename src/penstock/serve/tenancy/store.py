@@ -6,6 +6,7 @@ import logging
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from penstock.config.schema.settings import Settings
 from penstock.config.schema.tenants import span_s
 from penstock.errors import BadRequest
 from penstock.serve.tenancy.limits import Periods
+from penstock.serve.tenancy.prices import NANO
 from penstock.serve.tenancy.usage import HOUR_S, Caps, Settlement, Totals, UsageRow
 
 log = logging.getLogger(__name__)
@@ -107,23 +109,25 @@ class UsageStore:
                         (settlement.source, settlement.number, now),
                     )
             periods = Periods.at(now)
-            tokens = self._totals(periods, settlement.totals_of)
+            tokens, costs = self._totals(periods, settlement.totals_of)
             gateways, caps = 1, {}
             if settlement.is_gateway:
                 gateways, caps = self._caps.report(settlement, time.monotonic())
-        return Totals(periods, tokens, gateways, caps if gateways > 1 else {})
+        return Totals(periods, tokens, gateways, caps if gateways > 1 else {}, costs)
 
-    def _totals(self, periods: Periods, names: Sequence[str] | None) -> dict[str, tuple[int, int]]:
-        """Tokens of the day and of the month by allowance."""
+    def _totals(
+        self, periods: Periods, names: Sequence[str] | None
+    ) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
+        """Tokens of the day and of the month by allowance, and the month's cost."""
         if names is not None and not names:
-            return {}
+            return {}, {}
         tenants = None if names is None else sorted({name.partition("/")[0] for name in names})
         some = "" if tenants is None else f" AND tenant IN ({', '.join('?' * len(tenants))})"
         day, month = periods.day * 24, int(periods.month_begins) // HOUR_S
-        found: dict[str, tuple[int, int]] = {}
-        for tenant, key, today, in_month in self._connection.execute(
+        found, costs = dict[str, tuple[int, int]](), Counter[str]()
+        for tenant, key, today, in_month, cost in self._connection.execute(
             "SELECT tenant, key, SUM((hour >= ?) * (prompt_tokens + output_tokens)), "
-            "SUM(prompt_tokens + output_tokens) FROM usage WHERE hour >= ? AND hour < ?"
+            "SUM(prompt_tokens + output_tokens), SUM(cost) FROM usage WHERE hour >= ? AND hour < ?"
             + some
             + " GROUP BY tenant, key",
             (day, month, int(periods.month_ends) // HOUR_S, *(tenants or ())),
@@ -131,12 +135,16 @@ class UsageStore:
             for name in (tenant, f"{tenant}/{key}"):
                 before = found.get(name, (0, 0))
                 found[name] = before[0] + today, before[1] + in_month
+                costs[name] += cost
         if names is not None:
-            found = {name: found.get(name, (0, 0)) for name in names}
-        return found
+            return {name: found.get(name, (0, 0)) for name in names}, {name: costs[name] for name in names}
+        return found, dict(costs)
 
     def usage(self, by: Sequence[str], since: float, until: float | None = None) -> list[dict[str, Any]]:
-        """Sums over hours from `since` on, by some of `DIMENSIONS`. Raises: BadRequest."""
+        """Sums over hours from `since` on, by some of `DIMENSIONS`. Unlike in rows, `cost` is in units.
+
+        Raises: BadRequest.
+        """
         if unknown := [name for name in by if name not in DIMENSIONS]:
             raise BadRequest(f"by names {unknown[0][:40]!r}; there are {', '.join(DIMENSIONS)}.", param="by")
         groups = [_SHOWN.get(name, name) for name in by]
@@ -150,4 +158,5 @@ class UsageStore:
                 (int(since) // HOUR_S, int(end) // HOUR_S + 1),
             )
             names = [column[0] for column in cursor.description]
-            return [dict(zip(names, row, strict=True)) for row in cursor]
+            found = [dict[str, Any](zip(names, row, strict=True)) for row in cursor]
+        return [{**row, "cost": row["cost"] / NANO} for row in found]

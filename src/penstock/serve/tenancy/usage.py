@@ -26,7 +26,7 @@ UsageKey = tuple[int, str, str, str, str, str]
 
 class UsageRow(msgspec.Struct, array_like=True):
     """Of requests that have ended. errors: those that failed, or were cut off by the server. refused: of
-    these, those that no engine has seen.
+    these, those that no engine has seen. cost: in nano-units.
     """
 
     requests: int = 0
@@ -35,6 +35,16 @@ class UsageRow(msgspec.Struct, array_like=True):
     output_tokens: int = 0
     errors: int = 0
     refused: int = 0
+    audio_seconds: int = 0
+    cost: int = 0
+
+    def add(self, prompt: int, cached: int, output: int, seconds: int, cost: int) -> None:
+        """What requests took."""
+        self.prompt_tokens += prompt
+        self.cached_tokens += cached
+        self.output_tokens += output
+        self.audio_seconds += seconds
+        self.cost += cost
 
 
 class Settlement(msgspec.Struct, frozen=True):
@@ -54,13 +64,14 @@ class Settlement(msgspec.Struct, frozen=True):
 
 class Totals(msgspec.Struct, frozen=True):
     """What the store answers. tokens: by allowance, of the day and the month. gateways: how many there are.
-    caps: by allowance, what the process may count of its limits for a minute.
+    caps: by allowance, what the process may count of its limits for a minute. costs: of the month.
     """
 
     periods: Periods
     tokens: dict[str, tuple[int, int]]
     gateways: int = 1
     caps: dict[str, tuple[int, int]] = {}
+    costs: dict[str, int] = {}
 
 
 class UsageCounters:
@@ -89,7 +100,7 @@ class UsageCounters:
         rows, self._rows = self._rows, {}
         names = {name for key in rows for name in (key[1], f"{key[1]}/{key[2]}")} & allowances.keys()
         for name in names:
-            for budget in filter(None, (allowances[name].day, allowances[name].month)):
+            for budget in allowances[name].budgets:
                 budget.send()
         found = ((name, one.rates(int(now))) for name, one in allowances.items() if one.is_limited)
         rates = {name: rates for name, rates in found if rates is not None}
@@ -115,6 +126,8 @@ class UsageCounters:
                     one.day.settle(totals.periods.day, day)
                 if one.month is not None:
                     one.month.settle(totals.periods.month, month)
+                if one.cost is not None and name in totals.costs:
+                    one.cost.settle(totals.periods.month, totals.costs[name])
         for one in allowances.values():
             if one.gateways != totals.gateways:
                 one.share(totals.gateways, None)

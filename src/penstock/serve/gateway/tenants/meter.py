@@ -17,7 +17,9 @@ _USAGE = b'"usage"'
 _REPORT = re.compile(rb'"usage"\s*:\s*\{')
 _NOTHING = re.compile(rb'"usage"\s*:\s*null')
 _REPORT_BYTES = 1024
-_COUNT = re.compile(rb'"(prompt|input|completion|output|cached|cache_read_input)_tokens"\s*:\s*(\d+)')
+_COUNT = re.compile(
+    rb'"(?:(prompt|input|completion|output|cached|cache_read_input)_tokens|seconds)"\s*:\s*(\d+)'
+)
 _PROMPT, _OUTPUT = (b"prompt", b"input"), (b"completion", b"output")
 """Quotes in generated text are escaped, so that it cannot match."""
 
@@ -26,11 +28,12 @@ _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\]')
 
 
 class TokenCounts(NamedTuple):
-    """Of one request. cached: of the prompt's."""
+    """Of one request. cached: of the prompt's. seconds: of audio."""
 
     prompt: int = 0
     cached: int = 0
     output: int = 0
+    seconds: int = 0
 
 
 @dataclass(slots=True)
@@ -55,6 +58,7 @@ class RequestMeter(Charge):
         "_tail",
         "adapter",
         "begun",
+        "cost",
         "grant",
         "is_open",
         "reserved",
@@ -62,12 +66,21 @@ class RequestMeter(Charge):
     )
 
     def __init__(
-        self, grant: Grant, asked: Asked, answer: float, reserved: int, begun: int, adapter: str, tier: str
+        self,
+        grant: Grant,
+        asked: Asked,
+        answer: float,
+        reserved: int,
+        cost: int,
+        begun: int,
+        adapter: str,
+        tier: str,
     ) -> None:
-        """answer: its tokens, as expected. reserved: tokens, in the second `begun`."""
+        """answer: its tokens, as expected. reserved: tokens, in the second `begun`. cost: of these."""
         super().__init__(grant.tenant, grant.tenants.weight, price(asked.prompt_tokens, 0, answer))
         self.grant = grant
         self.reserved = reserved
+        self.cost = cost
         self.begun = begun
         self.is_open = True
         self.adapter = adapter
@@ -102,7 +115,7 @@ class RequestMeter(Charge):
     def tokens(self, *, answered: bool) -> TokenCounts:
         """What the request took. answered: whether a replica has begun to work on it, and not refused it."""
         prompt: int | None = None
-        cached = output = 0
+        cached = output = seconds = 0
         for report in self._found:
             if _REPORT.match(report):
                 for kind, number in _COUNT.findall(report):
@@ -110,8 +123,10 @@ class RequestMeter(Charge):
                         output = int(number)
                     elif kind in _PROMPT:
                         prompt = int(number)
-                    else:
+                    elif kind:
                         cached = int(number)
+                    else:
+                        seconds = int(number)
         asked = self._asked
         if asked.answer_tokens != 0 and answered and not (prompt and output):
             if prompt is None:
@@ -120,7 +135,7 @@ class RequestMeter(Charge):
                 output = output or self._events
             else:  # of which nothing has been relayed, or that a replica works on in the background
                 output = output or min(self.reserved - prompt, int(self.grant.tenants.answer_tokens))
-        return TokenCounts(prompt or 0, cached, max(0, output))
+        return TokenCounts(prompt or 0, cached, max(0, output), seconds)
 
 
 def _without_event(body: bytes, at: int) -> bytes:

@@ -19,9 +19,10 @@ from penstock.config.schema.tenants import USUAL_SCOPES, KeyConfig, KeysConfig, 
 from penstock.errors import ConfigError, Overloaded
 from penstock.metrics import GatewayMetrics
 from penstock.serve.gateway.tenants.meter import Asked, RequestMeter, TokenCounts
-from penstock.serve.tenancy.fairness import price
+from penstock.serve.tenancy.fairness import price as weighed
 from penstock.serve.tenancy.keys import DEFAULT_TENANT, Grant, KeyTable
 from penstock.serve.tenancy.limits import Periods, reserve
+from penstock.serve.tenancy.prices import PriceList
 from penstock.serve.tenancy.reporting import Settle, UsageReporter
 from penstock.tiers import DEFAULT
 
@@ -69,6 +70,7 @@ class Tenants:
         if self._watching is not None:
             self._watching.cancel()
         self._config, (keys, self._state) = config, found
+        self._prices = PriceList(config.prices)
         self._take(keys)
         file = config.keys_file
         self._watching = asyncio.create_task(self._watch(file)) if file is not None else None
@@ -106,19 +108,21 @@ class Tenants:
 
     # -- requests
 
-    def begin(self, grant: Grant, asked: Asked, adapter: str, tier: str) -> RequestMeter:
+    def begin(self, grant: Grant, asked: Asked, model: str, adapter: str, tier: str) -> RequestMeter:
         """Reserves for a request. Raises: RateLimited, QuotaExhausted."""
         answer, second, seconds = asked.answer_tokens, int(time.monotonic()), time.time()
         mean = grant.tenants.answer_tokens
-        tokens = asked.prompt_tokens + (int(mean) if answer is None else answer)
+        most = int(mean) if answer is None else answer
+        tokens, price = asked.prompt_tokens + most, self._prices.find(model, adapter)
+        cost = 0 if price is None else price.cost(asked.prompt_tokens, 0, most)
         try:
-            reserve(grant.limited, tokens, second, self._day(seconds), seconds)
+            reserve(grant.limited, tokens, second, self._day(seconds), seconds, cost)
         except Overloaded:
             self._show(grant.tenant)[4] += 1
             self.usage.hurry()
             raise
         expected = mean if answer is None or answer > mean else answer
-        return RequestMeter(grant, asked, expected, tokens, second, adapter, tier)
+        return RequestMeter(grant, asked, expected, tokens, cost, second, adapter, tier)
 
     def refused(self, grant: Grant, model: str) -> None:
         """A request got no further than this gateway's checks. model: "" where it names none of its key's."""
@@ -136,15 +140,15 @@ class Tenants:
             return
         meter.is_open = False
         seconds, second, grant = time.time(), int(time.monotonic()), meter.grant
-        taken, today = tokens.prompt + tokens.output, self._day(seconds)
+        price, today = self._prices.find(model, meter.adapter), self._day(seconds)
+        cost = 0 if price is None else price.cost(*tokens)
+        reserved, taken = (meter.reserved, meter.cost), (tokens.prompt + tokens.output, cost)
         for one in grant.limited:
-            one.settle(meter.reserved, taken, meter.begun, second, today)
-        meter.settle(price(*tokens))
+            one.settle(reserved, taken, meter.begun, second, today)
+        meter.settle(weighed(*tokens[:3]))
         row = self.usage.counters.row(grant.tenant, grant.name, model, meter.adapter, meter.tier, seconds)
         row.requests += 1
-        row.prompt_tokens += tokens.prompt
-        row.cached_tokens += tokens.cached
-        row.output_tokens += tokens.output
+        row.add(*tokens, cost)
         row.errors += failed
         row.refused += failed and not reached
         shown = self._show(grant.tenant)
