@@ -339,8 +339,7 @@ def test_a_new_process_and_another_gateway_know_what_is_left_of_a_budget(store: 
         one.allowance.limit(LimitsConfig(cost_per_month=1.0))
         one.use(1, cost=nano(0.3))
         one.settle()
-    first.use(0)
-    first.settle()
+    first.settle()  # without a request of its own
     with pytest.raises(QuotaExhausted, match=r"has used 0\.6 of its 1 budget"):
         first.use(1, cost=nano(0.5))
     assert used(store)[0]["cost"] == 0.6
@@ -429,3 +428,21 @@ def test_three_gateways_keep_a_limit_and_use_it(store: UsageStore, monkeypatch, 
     minutes = [sum(passed[start : start + 60]) for start in range(seconds - 59)]
     assert max(minutes) <= 1.03 * limit
     assert sum(passed) >= 0.95 * 5 * limit
+
+
+def test_an_idle_process_hears_what_others_have_used_whoever_wrote_it(tmp_path: Path):
+    """Also when an answer was lost, and while two controls write."""
+    store, other = UsageStore(tmp_path / "a.sqlite"), UsageStore(tmp_path / "a.sqlite")
+    idle, busy = Process(store, tokens_per_day=1000), Process(store, tokens_per_day=1000)
+    idle.settle()
+    for count, (through, answered) in enumerate(
+        ((store, True), (other, True), (store, False), (store, True))
+    ):
+        busy.store = through
+        busy.use(10)
+        busy.settle()
+        idle.settle(answered=answered)
+        known = idle.allowance.day.used(TODAY.day)
+        assert known == 10 * (count + 1) if answered else known == 20
+    for one in (store, other):
+        one.close()

@@ -6,8 +6,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -67,6 +66,11 @@ class UsageStore:
         """Without a disk it works in memory."""
         self._lock = threading.Lock()
         self._caps = Caps()
+        self._state: tuple[Periods, Any] | None = None
+        self._sums: dict[str, tuple[int, int, int]] = {}  # as of this state, by allowance
+        self._settlements = 0
+        self._changed: dict[str, int] = {}  # by allowance, in which settlement
+        self._heard: dict[str, int] = {}  # by source, until which settlement
         try:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._open(str(file))
@@ -95,50 +99,69 @@ class UsageStore:
     def settle(self, settlement: Settlement, now: float | None = None) -> Totals:
         """Adds what the store does not have yet. now: seconds since 1970. Raises: sqlite3.Error."""
         now = time.time() if now is None else now
+        periods = Periods.at(now)
         with self._lock:
+            self._settlements += 1
             self._connection.execute("BEGIN IMMEDIATE")
             with self._connection:
+                self._look(periods)
                 known = self._connection.execute(
                     "SELECT number FROM sources WHERE source = ?", (settlement.source,)
                 ).fetchone()
-                if known is None or known[0] < settlement.number:
+                is_new = known is None or known[0] < settlement.number
+                if is_new:
                     rows = [(*key, *(getattr(row, name) for name in _COUNTS)) for key, row in settlement.rows]
                     self._connection.executemany(_ADD, rows)
                     self._connection.execute(
                         "INSERT OR REPLACE INTO sources VALUES (?, ?, ?)",
                         (settlement.source, settlement.number, now),
                     )
-            periods = Periods.at(now)
-            tokens, costs = self._totals(periods, settlement.totals_of)
+            month = range(int(periods.month_begins) // HOUR_S, int(periods.month_ends) // HOUR_S)
+            for (hour, tenant, key, *_), row in settlement.rows if is_new else ():
+                if hour in month:
+                    tokens = row.prompt_tokens + row.output_tokens
+                    self._add(tenant, key, tokens if hour // 24 >= periods.day else 0, tokens, row.cost)
+            found = {name: self._sums.get(name, (0, 0, 0)) for name in self._asked(settlement, is_new)}
             gateways, caps = 1, {}
             if settlement.is_gateway:
                 gateways, caps = self._caps.report(settlement, time.monotonic())
+        tokens = {name: (day, month) for name, (day, month, _) in found.items()}
+        costs = {name: cost for name, (_, _, cost) in found.items()}
         return Totals(periods, tokens, gateways, caps if gateways > 1 else {}, costs)
 
-    def _totals(
-        self, periods: Periods, names: Sequence[str] | None
-    ) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
-        """Tokens of the day and of the month by allowance, and the month's cost."""
-        if names is not None and not names:
-            return {}, {}
-        tenants = None if names is None else sorted({name.partition("/")[0] for name in names})
-        some = "" if tenants is None else f" AND tenant IN ({', '.join('?' * len(tenants))})"
-        day, month = periods.day * 24, int(periods.month_begins) // HOUR_S
-        found, costs = dict[str, tuple[int, int]](), Counter[str]()
-        for tenant, key, today, in_month, cost in self._connection.execute(
+    def _asked(self, settlement: Settlement, is_new: bool) -> Iterable[str]:
+        """Allowances whose totals a process needs: what it names, and what others have changed since its last
+        answer. All, where that answer may not have come.
+        """
+        since = self._heard.get(settlement.source)
+        self._heard[settlement.source] = self._settlements
+        if settlement.totals_of is None or (settlement.is_gateway and (since is None or not is_new)):
+            return self._sums
+        changed = [name for name, at in self._changed.items() if since is not None and at > since]
+        return {*settlement.totals_of, *changed} if settlement.is_gateway else settlement.totals_of
+
+    def _look(self, periods: Periods) -> None:
+        """Sums up what is on disk, if that is new: another day, or what another process has written."""
+        state = periods, self._connection.execute("PRAGMA data_version").fetchone()
+        if state == self._state:
+            return
+        self._sums = {}
+        hours = periods.day * 24, *(int(at) // HOUR_S for at in (periods.month_begins, periods.month_ends))
+        for row in self._connection.execute(
             "SELECT tenant, key, SUM((hour >= ?) * (prompt_tokens + output_tokens)), "
-            "SUM(prompt_tokens + output_tokens), SUM(cost) FROM usage WHERE hour >= ? AND hour < ?"
-            + some
-            + " GROUP BY tenant, key",
-            (day, month, int(periods.month_ends) // HOUR_S, *(tenants or ())),
+            "SUM(prompt_tokens + output_tokens), SUM(cost) FROM usage WHERE hour >= ? AND hour < ? "
+            "GROUP BY tenant, key",
+            hours,
         ):
-            for name in (tenant, f"{tenant}/{key}"):
-                before = found.get(name, (0, 0))
-                found[name] = before[0] + today, before[1] + in_month
-                costs[name] += cost
-        if names is not None:
-            return {name: found.get(name, (0, 0)) for name in names}, {name: costs[name] for name in names}
-        return found, dict(costs)
+            self._add(*row)
+        self._state = state
+
+    def _add(self, tenant: str, key: str, today: int, month: int, cost: int) -> None:
+        """Tokens of the day and of the month, and the month's cost, to those of a key and its tenant."""
+        for name in (tenant, f"{tenant}/{key}"):
+            before = self._sums.get(name, (0, 0, 0))
+            self._sums[name] = before[0] + today, before[1] + month, before[2] + cost
+            self._changed[name] = self._settlements
 
     def usage(self, by: Sequence[str], since: float, until: float | None = None) -> list[dict[str, Any]]:
         """Sums over hours from `since` on, by some of `DIMENSIONS`. Unlike in rows, `cost` is in units.
