@@ -82,6 +82,7 @@ _PATHS = {
     "/admin/usage": "tokens and requests of [tenants](../operate/tenants.md#usage)",
     "/admin/fleet": f"the fleet, and its version; `PUT` changes it; {_FLEET}",
     "/admin/fleet/history": "its versions",
+    "/admin/fleet/audit": "who has changed [keys, limits, the fleet](../operate/tenants.md#audit)",
     "/admin/fleet/plan": "what a change would do",
     "/admin/fleet/rollback": "brings an earlier version again",
     "/admin/{operation}": "operates the fleet; [operations](../operate/operations.md)",

@@ -54,7 +54,8 @@ async def test_an_operation_is_passed_on_with_whom_it_is_for(served: Served):
         body = {"replica": "r", "timeout_s": 3, "level": 2}
         answer = await http.post("/admin/sleep?model=m", json=body, headers=bearer("admin"))
         assert answer.json()["replicas"] == {"r": {"result": "<class 'object'>"}}
-        assert asked.heard == [("sleep", {"model": "m", "replica": "r", "timeout_s": 3.0, "level": 2})]
+        given = {"model": "m", "replica": "r", "timeout_s": 3.0, "level": 2}
+        assert asked.heard == [("sleep", {**given, "changed_by": "the admin key"})]
 
 
 async def test_the_status_of_a_replica_says_how_much_batch_may_run(served: Served):

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import os
+import pwd
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,10 @@ async def test_a_change_of_the_file_reaches_the_gateway_and_a_broken_one_does_no
     keys = found._tenants.keys
     await until(lambda: keys.find(ANN.encode(), 0.0) is None, limit_s=5)
     assert (await status(ANN), await status(BOB)) == (401, 200)
+    who = f"{file} ({pwd.getpwuid(os.getuid()).pw_name})"
+    noticed = found._tenants.usage.counters.changes
+    ids = [hashed(one)[7:15] for one in (ANN, BOB)]
+    assert noticed == [(who, f"key ann/k ({ids[0]}) removed"), (who, f"key bob/k ({ids[1]}) added: {{}}")]
     with caplog.at_level(logging.ERROR):
         write(f"keys: [{BOB}")
         await until(lambda: "stay as they were" in caplog.text)

@@ -19,9 +19,12 @@ from test_kept import Keeper
 from test_tenants import ANN, BOB, bearer, key
 from typer.testing import CliRunner
 
+from penstock.asgi_client import ask
 from penstock.cli.app import app
+from penstock.openai.errors import parsed
 from penstock.openai.response_items import item_number, new_id
 from penstock.serve.control.deployment import LLMControl
+from penstock.serve.control.link import PATH
 from penstock.serve.tenancy.limits import Periods
 from penstock.serve.tenancy.usage import Settlement, Totals
 
@@ -181,7 +184,10 @@ async def test_usage_reaches_control_and_the_command(served: Served, control: An
         return msgspec.convert(json.loads(msgspec.json.encode(await control.settle(**plain))), Totals)
 
     async def operate(operation: str, arguments: Any) -> Any:
-        return await control.usage(**arguments)
+        answer = await ask(control._serve, f"{PATH}/{operation}", msgspec.json.encode(arguments))
+        if answer.status != 200:
+            raise parsed(answer.body)
+        return json.loads(answer.body)
 
     gateway = await served.gateway(
         "m",

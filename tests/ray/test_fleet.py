@@ -165,6 +165,14 @@ def test_killed_control_goes_on_and_others_are_refused_by_name(service: Service)
     assert service.newest()["version"] == begun.json()["version"]
     after = service.pids()
     assert {name for name in before if after[name] != before[name]} == {"LLMControl", "LLMServer:b"}
+    version = service.newest()["version"]
+    assert service.http.post("/sleep", json={"model": "a"}).status_code == 200
+    assert service.http.post("/wakeup", json={"model": "a"}).status_code == 200
+    wakeup, sleep, apply, *_, start = service.http.get("/fleet/audit").json()["data"]
+    assert {one["who"] for one in (wakeup, sleep, apply)} == {"the admin key"}
+    assert [one["what"] for one in (wakeup, sleep)] == ["wakeup of a", "sleep of a"]
+    assert apply["what"].startswith(f"version {version} of the fleet, as ci: ")
+    assert start["what"] == "started the fleet"
 
 
 def test_control_hands_an_apply_over_that_restarts_it(service: Service):

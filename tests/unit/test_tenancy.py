@@ -13,10 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.config.schema.tenants import KeyConfig, LimitsConfig, PriceConfig, TenantConfig, hashed
+from penstock.config.schema.tenants import (
+    KeyConfig,
+    KeysConfig,
+    LimitsConfig,
+    PriceConfig,
+    TenantConfig,
+    hashed,
+)
 from penstock.errors import BadRequest, Overloaded, QuotaExhausted, RateLimited
 from penstock.serve.tenancy import limits
-from penstock.serve.tenancy.keys import KeyTable, is_genuine, new_key
+from penstock.serve.tenancy.keys import KeyTable, changes, is_genuine, new_key
 from penstock.serve.tenancy.limits import Allowance, MinuteLimit, Periods, headers
 from penstock.serve.tenancy.prices import PriceList, nano, shown
 from penstock.serve.tenancy.store import UsageStore
@@ -393,6 +400,42 @@ def test_a_later_process_reads_what_is_on_disk(tmp_path: Path):
     assert file.stat().st_mode & 0o077 == 0
     with pytest.raises(sqlite3.ProgrammingError):
         second.settle(Settlement("p", 1, []))
+
+
+# -- audit
+
+
+def test_changes_of_keys_and_tenants_are_said_without_secrets():
+    one, two = (KeyConfig(tenant="a", name="b", hash=hashed(letter * 20)) for letter in "kl")
+    limited = one.model_copy(update={"limits": LimitsConfig(requests_per_minute=5)})
+    before = KeysConfig(keys=[one], tenants={"t": TenantConfig(weight=2.0)})
+    after = KeysConfig(keys=[limited, two], tenants={"u": TenantConfig(weight=2.0)})
+    ids = [key.hash[7:15] for key in (one, two)]
+    assert changes(before, before) == []
+    assert changes(before, after) == [
+        f'key a/b ({ids[0]}) changed: {{"limits":{{"requests_per_minute":5}}}}',
+        "tenant t removed",
+        f"key a/b ({ids[1]}) added: {{}}",
+        'tenant u added: {"weight":2.0}',
+    ]
+    assert one.hash not in str(changes(before, after))
+    many = [KeyConfig(tenant="a", name=f"k{i}", hash=hashed(f"{i:020}")) for i in range(150)]
+    assert changes(KeysConfig(), KeysConfig(keys=many))[-1] == "50 more keys and tenants"
+
+
+def test_the_audit_log_is_append_only_and_has_what_gateways_notice_once(store: UsageStore):
+    for source, number in (("p", 1), ("p", 1), ("q", 1)):
+        store.settle(Settlement(source, number, [], changes=[("keys.yaml (root)", "key a/b added")]), NOON)
+    store.note("the admin key", "sleep of m")
+    store.note("the admin key", "sleep of m")
+    assert [(one["who"], one["what"]) for one in store.audit()] == [
+        ("the admin key", "sleep of m"),
+        ("the admin key", "sleep of m"),
+        ("keys.yaml (root)", "key a/b added"),
+    ]
+    for words in ("DELETE FROM audit", "UPDATE audit SET who = 'nobody'"):
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            store._connection.execute(words)
 
 
 # -- several gateways

@@ -18,7 +18,7 @@ from penstock.cli.client.batches import batches
 from penstock.cli.client.bench import bench
 from penstock.cli.client.chat import chat
 from penstock.cli.client.ctl import ctl
-from penstock.cli.client.fleet import apply, history, plan, rollback
+from penstock.cli.client.fleet import apply, audit, history, plan, rollback
 from penstock.cli.client.keys import keys
 from penstock.cli.client.status import show_models
 from penstock.cli.client.usage import usage
@@ -229,7 +229,7 @@ def check(
 app.command()(doctor)
 app.command()(cache)
 app.command(name="version")(show_versions)
-for command in (plan, apply, history, rollback):
+for command in (plan, apply, history, rollback, audit):
     app.command()(by_fields(command))
 app.command()(by_fields(kuberay))
 app.command()(by_fields(bench))

@@ -1,4 +1,4 @@
-"""`penstock plan`, `apply`, `history`, `rollback`: change the fleet of a running service by its file."""
+"""`penstock plan`, `apply`, `history`, `rollback`, `audit`: the fleet of a running service, by its file."""
 
 from __future__ import annotations
 
@@ -110,8 +110,17 @@ def history(target: FleetTarget, *, as_json: Json = False) -> None:
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return
     for one in found:
-        at = datetime.fromtimestamp(one["at"]).astimezone().isoformat(" ", "seconds")
-        print(f"{one['version']:>3}  {at}  {one['who']}  {one['what']}  {one['outcome']}")
+        print(f"{one['version']:>3}  {_time(one['at'])}  {one['who']}  {one['what']}  {one['outcome']}")
+
+
+def audit(target: FleetTarget, *, as_json: Json = False) -> None:
+    """Show who has changed a service's fleet, keys and limits, the newest change first."""
+    found = target.ask("GET", "/audit")["data"]
+    if as_json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    for one in found:
+        print(f"{_time(one['at'])}  {one['who']}  {one['what']}")
 
 
 def _document(file: str) -> dict[str, Any]:
@@ -123,6 +132,10 @@ def _document(file: str) -> dict[str, Any]:
     if len(applications) > 1:
         raise ConfigError(f"{file} has {len(applications)} applications; a fleet is one of them.")
     return document(applications[0].args)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
 
 
 def _who() -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,7 @@ class LLMControl:
             "usage": self.usage,
             "fleet": self._fleet.show,
             "fleet/history": self.history,
+            "fleet/audit": self.audit,
             "fleet/plan": self._fleet.plan,
             "fleet/apply": self._fleet.apply,
             "fleet/rollback": self._fleet.rollback,
@@ -115,7 +116,11 @@ class LLMControl:
         try:
             if call is None:
                 raise NotFound(f"Control has no {path}.")
-            result = await call(**msgspec.json.decode(await read_body(receive)))
+            arguments = msgspec.json.decode(await read_body(receive))
+            who = arguments.pop("changed_by", None)
+            result = await call(**arguments)
+            if who is not None:
+                await asyncio.to_thread(self._usage().note, who, _changed(arguments, result or {}))
         except Error as error:
             await send_error(send, error, path)
         except asyncio.CancelledError:  # it ends while Serve is asked, and the next control answers
@@ -150,6 +155,10 @@ class LLMControl:
         rows = await asyncio.to_thread(self._usage().usage, names, begin)
         return {"object": "list", "since": int(begin), "data": rows}
 
+    async def audit(self) -> dict[str, Any]:
+        """Who has changed what, the newest first."""
+        return {"object": "list", "data": await asyncio.to_thread(self._usage().audit)}
+
     def _usage(self) -> UsageStore:
         """Opened by the first that needs it. It is the application's in all its clusters."""
         if self._usage_store is None:
@@ -161,6 +170,7 @@ class LLMControl:
     async def record(self, start: dict[str, Any], fleet: dict[str, Any], who: str) -> None:
         """Says what runs, once it does; see `FleetVersions.record`."""
         self._fleet.record(start, fleet, who)
+        await asyncio.to_thread(self._usage().note, who, "started the fleet")
 
     async def save(self, fleet: dict[str, Any], who: str) -> str:
         """Applies a fleet, in place of what is being applied now. Returns what begins, or what is wrong; ""
@@ -172,6 +182,7 @@ class LLMControl:
             begun = await self._fleet.apply(fleet, who, take_over=True)
         except Error as error:
             return f"Nothing changes: {error}"
+        await asyncio.to_thread(self._usage().note, who, _changed({}, begun))
         return f"Applying version {begun['version']} of the fleet: {begun['what']}."
 
     async def history(self) -> dict[str, Any]:
@@ -281,6 +292,15 @@ class LLMControl:
         if await self._gateways.is_app_ending():
             self._desired.remove()
         await self.close()
+
+
+def _changed(arguments: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """For the audit log: an operation, or a new version of the fleet."""
+    if "version" in result:
+        return f"version {result['version']} of the fleet, as {result['who']}: {result['what']}"
+    on = f" on {arguments['replica']}" if arguments.get("replica") else ""
+    failed = "" if result["ok"] else ": failed"
+    return f"{arguments['operation']} of {result['model']}{on}{failed}"
 
 
 def _shown(desired: DesiredState) -> dict[str, Any]:

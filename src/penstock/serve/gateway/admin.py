@@ -36,6 +36,7 @@ class _FleetRequest(msgspec.Struct, forbid_unknown_fields=True):
 _FLEET_CALLS = {
     FLEET: (),
     f"{FLEET}/history": (),
+    f"{FLEET}/audit": (),
     f"{FLEET}/plan": ("fleet",),
     f"{FLEET}/apply": ("fleet", "who", "take_over"),
     f"{FLEET}/rollback": ("version", "who", "take_over"),

@@ -435,6 +435,9 @@ class Gateway:
                 arguments = admin.arguments(operation, content.content, request.queried("model"))
         finally:
             content.drop()
+        if request.method != "GET" and operation != f"{admin.FLEET}/plan":
+            grant = request.grant
+            arguments["changed_by"] = "the admin key" if grant is None else f"key {grant.tenant}/{grant.name}"
         found = await self._operate(operation, arguments)
         if operation == admin.STATUS:
             found = admin.with_batch(found, self._table.ready)

@@ -74,6 +74,7 @@ _ADMINISTRATION = {
         "put": "Changes the fleet; If-Match: only from that version",
     },
     "/admin/fleet/history": {"get": "The versions of the fleet, the newest first"},
+    "/admin/fleet/audit": {"get": "Who has changed the fleet, keys and limits, the newest first"},
     "/admin/fleet/plan": {"post": "What a change of the fleet would do"},
     "/admin/fleet/rollback": {"post": "Brings an earlier version of the fleet again"},
 }

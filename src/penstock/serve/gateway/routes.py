@@ -75,7 +75,7 @@ _ADMIN = Route("/admin/{operation}", _POST, "admin")
 _PATTERNS = (
     *((re.compile(route.path.replace("{id}", "([A-Za-z0-9_-]{1,128})")), route) for route in _WITH_ID),
     (re.compile("/v1/models/(.+)", re.DOTALL), _ONE_MODEL),
-    (re.compile("/admin/(status|usage|fleet/history)"), replace(_ADMIN, methods=_GET)),
+    (re.compile("/admin/(status|usage|fleet/history|fleet/audit)"), replace(_ADMIN, methods=_GET)),
     (re.compile("/admin/(fleet)"), replace(_ADMIN, methods=("GET", "PUT"))),
     (re.compile("/admin/(.*)", re.DOTALL), _ADMIN),
 )

@@ -11,13 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
-from penstock.config.schema.tenants import KeyConfig, LimitsConfig, TenantConfig
+from penstock.config.schema.tenants import KeyConfig, KeysConfig, LimitsConfig, TenantConfig
 from penstock.serve.tenancy.limits import Allowance
 
 PREFIX = "pk_"
 DEFAULT_TENANT = "default"
 """Has the single API key, and what was stored before there were tenants."""
 
+_ID = slice(7, 15)  # of a hash, as `penstock keys list` shows it
+_MOST_LINES = 100
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _RANDOM_DIGITS, _CHECK_DIGITS = 43, 6  # 256 and 32 bits
 
@@ -62,6 +64,31 @@ class Grant:
     tenants: Allowance
     limited: tuple[Allowance, ...]
     most_tokens: int | None
+
+
+def changes(before: KeysConfig, after: KeysConfig) -> list[str]:
+    """What is different, a line for each key and tenant, without anything secret."""
+    old, new = _facts(before), _facts(after)
+    lines: list[str] = []
+    for name in dict.fromkeys((*old, *new)):
+        if old.get(name) != (now := new.get(name)):
+            lines.append(
+                f"{name} removed" if now is None else f"{name} {'changed' if name in old else 'added'}: {now}"
+            )
+    more = len(lines) - _MOST_LINES
+    return lines if more <= 0 else [*lines[:_MOST_LINES], f"{more} more keys and tenants"]
+
+
+def _facts(found: KeysConfig) -> dict[str, str]:
+    """By name, and a key's id, all that is not usual."""
+    facts = {
+        f"key {one.tenant}/{one.name} ({one.hash[_ID]})": one.model_dump_json(
+            exclude_defaults=True, exclude={"tenant", "name", "hash"}
+        )
+        for one in found.keys
+    }
+    tenants = found.tenants.items()
+    return facts | {f"tenant {name}": one.model_dump_json(exclude_defaults=True) for name, one in tenants}
 
 
 class KeyTable:

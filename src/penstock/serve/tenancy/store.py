@@ -25,12 +25,19 @@ _STORED = DIMENSIONS[:5]
 _COUNTS = UsageRow.__struct_fields__
 _KEEP_S = 400 * 86_400
 _SOURCES_S = 7 * 86_400
+_SAME_S = 5.0
+_SHOWN_CHANGES = 1000
 
 _TABLES = f"""
 CREATE TABLE IF NOT EXISTS usage (hour INTEGER, {", ".join(f"{name} TEXT" for name in _STORED)},
     {", ".join(f"{name} INTEGER" for name in _COUNTS)},
     PRIMARY KEY (hour, {", ".join(_STORED)})) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS sources (source TEXT PRIMARY KEY, number INTEGER, at REAL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS audit (number INTEGER PRIMARY KEY, at REAL, who TEXT, what TEXT);
+CREATE TRIGGER IF NOT EXISTS audit_is_not_changed BEFORE UPDATE ON audit
+    BEGIN SELECT RAISE(ABORT, 'audit is append-only'); END;
+CREATE TRIGGER IF NOT EXISTS audit_is_not_deleted BEFORE DELETE ON audit
+    BEGIN SELECT RAISE(ABORT, 'audit is append-only'); END;
 """
 _ADD = (
     f"INSERT INTO usage (hour, {', '.join((*_STORED, *_COUNTS))}) "
@@ -112,6 +119,8 @@ class UsageStore:
                 if is_new:
                     rows = [(*key, *(getattr(row, name) for name in _COUNTS)) for key, row in settlement.rows]
                     self._connection.executemany(_ADD, rows)
+                    for who, what in settlement.changes:
+                        self._note(who, what, now, _SAME_S)
                     self._connection.execute(
                         "INSERT OR REPLACE INTO sources VALUES (?, ?, ?)",
                         (settlement.source, settlement.number, now),
@@ -128,6 +137,30 @@ class UsageStore:
         tokens = {name: (day, month) for name, (day, month, _) in found.items()}
         costs = {name: cost for name, (_, _, cost) in found.items()}
         return Totals(periods, tokens, gateways, caps if gateways > 1 else {}, costs)
+
+    def note(self, who: str, what: str) -> None:
+        """Adds to the audit log."""
+        try:
+            with self._lock:
+                self._note(who, what, time.time(), 0.0)
+        except sqlite3.Error as error:  # what it is about has been done
+            log.error("The audit log lacks '%s: %s': %s", who, what, error)
+
+    def _note(self, who: str, what: str, now: float, same_s: float) -> None:
+        """same_s: in which the same, as several gateways notice it, stands there once."""
+        self._connection.execute(
+            "INSERT INTO audit (at, who, what) SELECT ?1, ?2, ?3 "
+            "WHERE NOT EXISTS (SELECT 1 FROM audit WHERE at > ?1 - ?4 AND who = ?2 AND what = ?3)",
+            (now, who, what, same_s),
+        )
+
+    def audit(self) -> list[dict[str, Any]]:
+        """The newest entries first. Units: at in seconds since 1970."""
+        with self._lock:
+            rows = self._connection.execute(
+                "SELECT at, who, what FROM audit ORDER BY number DESC LIMIT ?", (_SHOWN_CHANGES,)
+            )
+            return [{"at": at, "who": who, "what": what} for at, who, what in rows]
 
     def _asked(self, settlement: Settlement, is_new: bool) -> Iterable[str]:
         """Allowances whose totals a process needs: what it names, and what others have changed since its last

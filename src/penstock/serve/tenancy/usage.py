@@ -52,6 +52,7 @@ class Settlement(msgspec.Struct, frozen=True):
 
     number: of the process's settlements, from 1. rates: by allowance, of requests and of tokens. totals_of:
     allowances whose totals the process needs; None for all. is_gateway: whether it shares limits with others.
+    changes: of keys, that it has noticed: who, and what.
     """
 
     source: str
@@ -60,6 +61,7 @@ class Settlement(msgspec.Struct, frozen=True):
     rates: dict[str, tuple[Rate, Rate]] = {}
     totals_of: list[str] | None = None
     is_gateway: bool = True
+    changes: list[tuple[str, str]] = []
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -81,6 +83,8 @@ class UsageCounters:
         self._is_gateway = is_gateway
         self.source = uuid.uuid4().hex
         self._rows: dict[UsageKey, UsageRow] = {}
+        self.changes: list[tuple[str, str]] = []
+        """Of keys: who, and what."""
         self._sent: Settlement | None = None
         self._number = 0
         self._knows = False  # the totals of all allowances
@@ -98,6 +102,7 @@ class UsageCounters:
         if self._sent is not None:
             return self._sent
         rows, self._rows = self._rows, {}
+        changes, self.changes = self.changes, []
         names = {name for key in rows for name in (key[1], f"{key[1]}/{key[2]}")} & allowances.keys()
         for name in names:
             for budget in allowances[name].budgets:
@@ -113,6 +118,7 @@ class UsageCounters:
             rates,
             budgets if self._knows else None,
             self._is_gateway,
+            changes,
         )
         return self._sent
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import pwd
 import time
 
 from penstock import progress
@@ -20,7 +21,7 @@ from penstock.errors import ConfigError, Overloaded
 from penstock.metrics import GatewayMetrics
 from penstock.serve.gateway.tenants.meter import Asked, RequestMeter, TokenCounts
 from penstock.serve.tenancy.fairness import price as weighed
-from penstock.serve.tenancy.keys import DEFAULT_TENANT, Grant, KeyTable
+from penstock.serve.tenancy.keys import DEFAULT_TENANT, Grant, KeyTable, changes
 from penstock.serve.tenancy.limits import Periods, reserve
 from penstock.serve.tenancy.prices import PriceList
 from penstock.serve.tenancy.reporting import Settle, UsageReporter
@@ -33,7 +34,7 @@ _MOST_SHOWN = 200
 _REST = "other"
 """Tenants in metrics: so many, and all others together."""
 
-State = tuple[int, int, int] | None
+State = tuple[int, int, int, int] | None
 FoundKeys = tuple[KeysConfig, State]
 
 
@@ -45,6 +46,7 @@ class Tenants:
         self._config = config
         self._metrics = metrics
         self._state: State = None
+        self._known: KeysConfig | None = None
         self._today = Periods.at(time.time())
         self._shown: dict[str, list[int]] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -59,7 +61,7 @@ class Tenants:
             self.follow(self._config, await read_keys(self._config))
         except ConfigError as error:
             self.follow(self._config, (KeysConfig(), None))
-            self.keys.is_partial = True
+            self.keys.is_partial, self._known = True, None
             text = f"A gateway refuses keys of tenants with 503 until it can read them: {error}"
             log.error("%s", text)
             progress.note(text)
@@ -83,14 +85,19 @@ class Tenants:
 
     # -- keys
 
-    def _take(self, found: KeysConfig) -> None:
+    def _take(self, found: KeysConfig, who: str = "the fleet's file") -> None:
+        """who: has changed them."""
         config, own = self._config, list[KeyConfig]()
         if config.api_key is not None:
             scopes: list[Scope] = [*USUAL_SCOPES, "metrics"]
             key_hash = hashed(config.api_key.get_secret_value())
             own = [KeyConfig(tenant=DEFAULT_TENANT, name=DEFAULT_TENANT, hash=key_hash, scopes=scopes)]
-        self.keys.replace([*own, *config.keys, *found.keys], {**config.tenants, **found.tenants})
+        keys, tenants = [*own, *config.keys, *found.keys], {**config.tenants, **found.tenants}
+        self.keys.replace(keys, tenants)
         self.keys.is_partial = False
+        before, self._known = self._known, KeysConfig.model_construct(keys=keys, tenants=tenants)
+        if before is not None:
+            self.usage.counters.changes += [(who, what) for what in changes(before, self._known)]
 
     async def _watch(self, file: str) -> None:
         while True:
@@ -100,7 +107,7 @@ class Tenants:
                 continue
             self._state = state
             try:
-                self._take(await asyncio.to_thread(load, file))
+                self._take(await asyncio.to_thread(load, file), f"{file} ({_owner(state)})")
             except ConfigError as error:
                 log.error("The keys stay as they were: %s", error)
             else:
@@ -201,4 +208,14 @@ def _state(file: str) -> State:
         stat = os.stat(file)
     except OSError:
         return None
-    return stat.st_mtime_ns, stat.st_ino, stat.st_size
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size, stat.st_uid
+
+
+def _owner(state: State) -> str:
+    """Whose the file is: after `penstock keys`, who has called that."""
+    if state is None:
+        return "nobody"
+    try:
+        return pwd.getpwuid(state[-1]).pw_name
+    except KeyError:
+        return f"user {state[-1]}"
