@@ -21,6 +21,7 @@ configured: [security](../security.md). `HEAD` works wherever `GET` does.
 _CHAT = "[chat and completions](endpoints.md#chat-and-completions)"
 _EMBEDDINGS = "[embeddings and ranking](../serve/embeddings.md)"
 _OTHERS = "[others](endpoints.md#others)"
+_ORGANIZATION = "[tenants](../operate/tenants.md#openais-usage-and-costs)"
 _FLEET = "[the fleet file](../operate/fleet-file.md)"
 _RENDER = f"the tokens of such a request, without an answer; {_OTHERS}"
 
@@ -80,6 +81,10 @@ _PATHS = {
     "/openapi.json": "[what this service answers](../operate/gateway.md#what-the-service-says-of-itself)",
     "/admin/status": "desired and actual state of every replica; [operations](../operate/operations.md)",
     "/admin/usage": "tokens and requests of [tenants](../operate/tenants.md#usage)",
+    "/v1/organization/usage/completions": f"OpenAI's usage API; {_ORGANIZATION}",
+    "/v1/organization/usage/embeddings": f"the same; {_ORGANIZATION}",
+    "/v1/organization/usage/audio_transcriptions": f"the same; {_ORGANIZATION}",
+    "/v1/organization/costs": f"OpenAI's costs API; {_ORGANIZATION}",
     "/admin/fleet": f"the fleet, and its version; `PUT` changes it; {_FLEET}",
     "/admin/fleet/history": "its versions",
     "/admin/fleet/audit": "who has changed [keys, limits, the fleet](../operate/tenants.md#audit)",

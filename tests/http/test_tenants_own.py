@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,7 @@ async def test_usage_reaches_control_and_the_command(served: Served, control: An
         admin_key="the-admin-key",
         operate=operate,
         settle=settle,
+        prices={"m": {"input": 1, "output": 1}},
     )
     await served.replica(reply="yes")
     spent = 0
@@ -217,6 +219,22 @@ async def test_usage_reaches_control_and_the_command(served: Served, control: An
     ]
     assert sum(one["prompt_tokens"] + one["output_tokens"] for one in found) == spent
 
+    client = openai.AsyncOpenAI(
+        base_url=f"{served.url}/v1", api_key="x", admin_api_key="the-admin-key", max_retries=0
+    ).admin.organization.usage
+    now = int(time.time())
+    page = await client.completions(start_time=now - 86_400, group_by=["project_id", "api_key_id", "model"])
+    one, two = [result for bucket in page.data for result in bucket.results]
+    assert (one.project_id, one.api_key_id, one.model, one.num_model_requests) == ("ann", "ann/k", "m", 2)
+    assert two.input_tokens + two.output_tokens + one.input_tokens + one.output_tokens == spent
+    costs = await client.costs(start_time=now - 86_400, project_ids=["bob"], group_by=["line_item"])
+    (cost,) = [result for bucket in costs.data for result in bucket.results]
+    bobs = two.input_tokens + two.output_tokens
+    assert (cost.line_item, cost.amount.value, cost.amount.currency) == ("m", bobs / 1e6, None)
+    assert not any(one.results for one in (await client.embeddings(start_time=now, bucket_width="1h")).data)
+    with pytest.raises(openai.BadRequestError, match="by the hour"):
+        await client.completions(start_time=now, bucket_width="1m")
+
     def show(*words: str) -> str:
         where = ["--url", served.url, "--admin-key", "the-admin-key"]
         shown = CliRunner().invoke(app, ["usage", *words, *where])
@@ -233,6 +251,8 @@ async def test_usage_reaches_control_and_the_command(served: Served, control: An
     assert (
         (await asyncio.to_thread(show, "--by", "day,model", "--csv")).splitlines()[0].startswith("day,model,")
     )
+    async with served.http(headers=bearer(ANN)) as http:
+        assert (await http.get(f"/v1/organization/costs?start_time={now}")).status_code == 403
 
 
 async def test_a_gateway_goes_on_without_its_store(served: Served):

@@ -25,6 +25,7 @@ from penstock.errors import BadRequest, Overloaded, QuotaExhausted, RateLimited
 from penstock.serve.tenancy import limits
 from penstock.serve.tenancy.keys import KeyTable, changes, is_genuine, new_key
 from penstock.serve.tenancy.limits import Allowance, MinuteLimit, Periods, headers
+from penstock.serve.tenancy.organization import page
 from penstock.serve.tenancy.prices import PriceList, nano, shown
 from penstock.serve.tenancy.store import UsageStore
 from penstock.serve.tenancy.usage import Settlement, UsageCounters, UsageRow
@@ -349,7 +350,7 @@ def test_a_new_process_and_another_gateway_know_what_is_left_of_a_budget(store: 
     first.settle()  # without a request of its own
     with pytest.raises(QuotaExhausted, match=r"has used 0\.6 of its 1 budget"):
         first.use(1, cost=nano(0.5))
-    assert used(store)[0]["cost"] == 0.6
+    assert used(store)[0]["cost"] == nano(0.6)
     later = Process(store, tokens_per_day=100)
     later.settle()
     with pytest.raises(QuotaExhausted, match="has used 92"):
@@ -400,6 +401,73 @@ def test_a_later_process_reads_what_is_on_disk(tmp_path: Path):
     assert file.stat().st_mode & 0o077 == 0
     with pytest.raises(sqlite3.ProgrammingError):
         second.settle(Settlement("p", 1, []))
+
+
+# -- as OpenAI's clients read it
+
+
+def test_pages_of_usage_have_every_bucket_and_what_is_asked_for(store: UsageStore):
+    hour = NOON // 3600
+    rows = [
+        ((hour, "a", "k1", "m", "", "default"), UsageRow(1, 10, 5, 7, 0, 0, 0, 3)),
+        ((hour, "a", "k1", "m", "", "flex"), UsageRow(2, 20, 0, 8, 0, 0, 0, 4)),
+        ((hour + 30, "b", "k2", "m", "x", "default"), UsageRow(4, 1, 0, 1)),
+        ((hour + 30, "b", "k2", "e", "", "default"), UsageRow(5, 50)),
+        ((hour + 30, "b", "k2", "w", "", "default"), UsageRow(6, 0, 0, 9, audio_seconds=60)),
+    ]
+    store.settle(Settlement("p", 1, rows), NOON)
+
+    def ask(kind: str, **query: object) -> list[list[tuple[object, ...]]]:
+        given = {
+            name: [str(one) for one in value] if isinstance(value, list) else [str(value)]
+            for name, value in query.items()
+        }
+        shown = page(
+            kind, {"start_time": [str(NOON)], "end_time": [str(MIDNIGHT + 2 * 86_400)]} | given, store.usage
+        )
+        wanted = (
+            "num_model_requests",
+            "input_tokens",
+            "output_tokens",
+            "seconds",
+            *given.get("group_by", ()),
+        )
+        return [
+            [tuple(one[name] for name in wanted if name in one) for one in bucket["results"]]
+            for bucket in shown["data"]
+        ]
+
+    assert ask("usage/completions") == [[(3, 30, 15)], [(4, 1, 1)], []]
+    assert ask("usage/completions", group_by=["batch", "model"])[0] == [
+        (1, 10, 7, False, "m"),
+        (2, 20, 8, True, "m"),
+    ]
+    assert ask("usage/completions", batch="true", models=["m"]) == [[(2, 20, 8)], [], []]
+    assert ask("usage/completions", models=["m:x"], bucket_width="1h", limit=31)[30] == [(4, 1, 1)]
+    assert ask("usage/embeddings", project_ids=["b"])[1] == [(5, 50)]
+    assert ask("usage/audio_transcriptions")[1] == [(6, 60)]
+    first = page(
+        "costs", {"start_time": [str(NOON)], "end_time": [str(MIDNIGHT + 1)], "limit": ["1"]}, store.usage
+    )
+    (bucket,) = first["data"]
+    assert (bucket["start_time"], bucket["end_time"]) == (MIDNIGHT - 86_400, MIDNIGHT)
+    assert [one["amount"]["value"] for one in bucket["results"]] == [7e-9]
+    assert (first["has_more"], first["next_page"]) == (True, str(MIDNIGHT))
+    later = page(
+        "costs",
+        {"start_time": [str(NOON)], "end_time": [str(MIDNIGHT + 1)], "page": [str(MIDNIGHT)]},
+        store.usage,
+    )
+    assert ([one["start_time"] for one in later["data"]], later["has_more"]) == ([MIDNIGHT], False)
+    for wrong in (
+        {"start_time": "soon"},
+        {"limit": 32},
+        {"group_by": ["line_item"]},
+        {"user_ids": ["u"]},
+        {"page": "x"},
+    ):
+        with pytest.raises(BadRequest):
+            ask("usage/completions", **wrong)
 
 
 # -- audit

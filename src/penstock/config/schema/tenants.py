@@ -28,6 +28,7 @@ _BY_PATH: tuple[tuple[str, Scope], ...] = (
     ("/v1/batches", "batch"),
     ("/metrics", "metrics"),
     ("/admin", "admin"),
+    ("/v1/organization", "admin"),
 )
 """By how a path begins."""
 

@@ -42,6 +42,8 @@ from penstock.serve.control.state import (
 )
 from penstock.serve.control.time_sharing import TimeSharing
 from penstock.serve.http.private_listener import PrivateListener
+from penstock.serve.tenancy import organization
+from penstock.serve.tenancy.prices import NANO
 from penstock.serve.tenancy.store import UsageStore, since_s, usage_file
 from penstock.serve.tenancy.usage import Settlement
 
@@ -105,6 +107,7 @@ class LLMControl:
             "wake": self._time_sharing.wake,
             "settle": self.settle,
             "usage": self.usage,
+            "organization": self.organization,
             "fleet": self._fleet.show,
             "fleet/history": self.history,
             "fleet/audit": self.audit,
@@ -153,7 +156,12 @@ class LLMControl:
         """Sums by `DIMENSIONS`, named with commas. since: `7d`, `12h` or a date. Raises: BadRequest."""
         names, begin = [name for name in by.split(",") if name], since_s(since, time.time())
         rows = await asyncio.to_thread(self._usage().usage, names, begin)
-        return {"object": "list", "since": int(begin), "data": rows}
+        data = [{**row, "cost": row["cost"] / NANO} for row in rows]
+        return {"object": "list", "since": int(begin), "data": data}
+
+    async def organization(self, kind: str, query: dict[str, list[str]]) -> dict[str, Any]:
+        """As OpenAI's API of that name has it. Raises: BadRequest, NotFound."""
+        return await asyncio.to_thread(organization.page, kind, query, self._usage().usage)
 
     async def audit(self) -> dict[str, Any]:
         """Who has changed what, the newest first."""

@@ -21,7 +21,7 @@ class _Target(msgspec.Struct, omit_defaults=True):
 
 
 _TARGET = frozenset(_Target.__struct_fields__)
-STATUS, USAGE, FLEET = "status", "usage", "fleet"
+STATUS, USAGE, FLEET, ORGANIZATION = "status", "usage", "fleet", "organization"
 
 
 class _FleetRequest(msgspec.Struct, forbid_unknown_fields=True):

@@ -428,6 +428,9 @@ class Gateway:
             await content.read(request.receive, request.content_length, self._config.max_body_bytes)
             if operation == admin.USAGE:
                 arguments = {name: text for name in ("by", "since") if (text := request.queried(name))}
+            elif operation.startswith(admin.ORGANIZATION):
+                kind = operation.partition("/")[2]
+                operation, arguments = admin.ORGANIZATION, {"kind": kind, "query": request.parameters()}
             elif operation.partition("/")[0] == admin.FLEET:
                 match = request.fields.get(b"if-match")
                 operation, arguments = admin.fleet_call(operation, request.method, content.content, match)

@@ -69,6 +69,10 @@ _OWN = {
 }
 _ADMINISTRATION = {
     "/admin/status": {"get": "Desired and actual state of every replica"},
+    "/v1/organization/usage/completions": {"get": "Tokens and requests of tenants, as OpenAI's usage API"},
+    "/v1/organization/usage/embeddings": {"get": "The same of embeddings"},
+    "/v1/organization/usage/audio_transcriptions": {"get": "The same of transcriptions"},
+    "/v1/organization/costs": {"get": "Costs of tenants, as OpenAI's costs API"},
     "/admin/fleet": {
         "get": "The fleet, its version, and what holds up a change of it",
         "put": "Changes the fleet; If-Match: only from that version",

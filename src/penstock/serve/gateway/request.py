@@ -83,12 +83,14 @@ class ClientRequest:
         }
 
     def queried(self, name: str) -> str | None:
-        """The first value of a query parameter. Raises: BadRequest when there are too many of them."""
-        if not self.query:
-            return None
+        """The first value of a query parameter. Raises: as `parameters`."""
+        return self.parameters().get(name, [None])[0] if self.query else None
+
+    def parameters(self) -> dict[str, list[str]]:
+        """The query. Raises: BadRequest when it has too many parameters."""
         if self.query.count(b"&") >= limits.QUERY_PARAMETERS:
             raise BadRequest(f"The query has more than {limits.QUERY_PARAMETERS} parameters.")
-        return parse_qs(self.query.decode("latin-1")).get(name, [None])[0]
+        return parse_qs(self.query.decode("latin-1"))
 
     async def while_connected(self, work: Awaitable[None]) -> None:
         """Awaits `work`, which ends when the client disconnects. Raises: ClientGone; what `work` raises."""

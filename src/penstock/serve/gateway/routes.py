@@ -78,6 +78,7 @@ _PATTERNS = (
     (re.compile("/admin/(status|usage|fleet/history|fleet/audit)"), replace(_ADMIN, methods=_GET)),
     (re.compile("/admin/(fleet)"), replace(_ADMIN, methods=("GET", "PUT"))),
     (re.compile("/admin/(.*)", re.DOTALL), _ADMIN),
+    (re.compile("/v1/(organization/[a-z_/]+)"), Route("/v1/organization/{what}", _GET, "admin")),
 )
 
 ALL = (*_FIXED, *_WITH_ID, _ONE_MODEL)

@@ -30,7 +30,7 @@ from penstock.serve.control.link import ControlLink
 from penstock.serve.control.state import TIMEOUT_S
 from penstock.serve.fleet import membership
 from penstock.serve.fleet.table import Table
-from penstock.serve.gateway.admin import FLEET, STATUS, USAGE
+from penstock.serve.gateway.admin import FLEET, ORGANIZATION, STATUS, USAGE
 from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.body import Fields
 from penstock.serve.gateway.catalogue import LiveState
@@ -207,7 +207,7 @@ class LLMRouter:
     async def _operate(self, operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Asks control. Raises: what control raises, such as BadRequest; Unavailable."""
         assert self._control is not None
-        if operation in (STATUS, USAGE):
+        if operation in (STATUS, USAGE, ORGANIZATION):
             return await self._control.ask(operation, arguments, _STATUS_S)
         if operation.startswith(FLEET):
             return await self._control.ask(operation, arguments, _FLEET_S)

@@ -15,7 +15,6 @@ from penstock.config.schema.settings import Settings
 from penstock.config.schema.tenants import span_s
 from penstock.errors import BadRequest
 from penstock.serve.tenancy.limits import Periods
-from penstock.serve.tenancy.prices import NANO
 from penstock.serve.tenancy.usage import HOUR_S, Caps, Settlement, Totals, UsageRow
 
 log = logging.getLogger(__name__)
@@ -197,10 +196,7 @@ class UsageStore:
             self._changed[name] = self._settlements
 
     def usage(self, by: Sequence[str], since: float, until: float | None = None) -> list[dict[str, Any]]:
-        """Sums over hours from `since` on, by some of `DIMENSIONS`. Unlike in rows, `cost` is in units.
-
-        Raises: BadRequest.
-        """
+        """Sums over hours from `since` on, by some of `DIMENSIONS`. Raises: BadRequest."""
         if unknown := [name for name in by if name not in DIMENSIONS]:
             raise BadRequest(f"by names {unknown[0][:40]!r}; there are {', '.join(DIMENSIONS)}.", param="by")
         groups = [_SHOWN.get(name, name) for name in by]
@@ -214,5 +210,4 @@ class UsageStore:
                 (int(since) // HOUR_S, int(end) // HOUR_S + 1),
             )
             names = [column[0] for column in cursor.description]
-            found = [dict[str, Any](zip(names, row, strict=True)) for row in cursor]
-        return [{**row, "cost": row["cost"] / NANO} for row in found]
+            return [dict(zip(names, row, strict=True)) for row in cursor]
