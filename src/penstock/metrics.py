@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate
@@ -228,6 +229,7 @@ class GatewayMetrics:
         )
         self.ready = gauge("penstock_ready_replicas", "Replicas that may be picked.")
         self.wanted = gauge("penstock_wanted_replicas", "Replicas that Ray Serve should run.")
+        self.share = gauge("penstock_version_share", "Of its model's requests, what a version gets: 0 to 1.")
         self.adapters = gauge("penstock_adapters_loaded", "Adapters loaded, in all replicas.")
         self.adapter_loads = counter(
             "penstock_adapter_loads", "Times that a replica loaded an adapter.", ["model"]
@@ -254,6 +256,8 @@ class GatewayMetrics:
             *(self.ready, self.wanted, self.adapters),
         ):
             gauge.remove(model_id)
+        with suppress(KeyError):
+            self.share.remove(model_id)
 
     def figures(self) -> GatewayFigures:
         """What this gateway alone knows: all but what it sees of replicas, as every gateway does."""
@@ -276,7 +280,7 @@ class GatewayMetrics:
 
 _OF_REPLICAS = {
     *("penstock_ready_replicas", "penstock_wanted_replicas"),
-    *("penstock_adapters_loaded", "penstock_adapter_loads"),
+    *("penstock_adapters_loaded", "penstock_adapter_loads", "penstock_version_share"),
 }
 
 

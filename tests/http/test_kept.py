@@ -6,6 +6,7 @@ import json
 import pytest
 from served import Served, until
 
+from penstock.config.schema.versions import VersionConfig
 from penstock.engine import Load
 from penstock.openai.response_items import item_number, new_id
 from penstock.request_context import current_replica
@@ -41,6 +42,28 @@ async def two(served: Served) -> tuple[Keeper, Keeper]:
     for keeper in keepers:
         await served.app(keeper)
     return keepers
+
+
+@pytest.mark.parity("X15")
+async def test_a_response_is_continued_by_the_version_that_keeps_it(served: Served):
+    keepers = {"m": Keeper(), "m@b": Keeper()}
+    for name, keeper in keepers.items():
+        await served.app(keeper, name)
+    named = {"m": ("a", ("m@a",)), "m@b": ("b", ("m",))}
+    await served.gateway(
+        *(
+            ServedModel(model, 1, aliases=aliases, version=VersionConfig(of="m", name=name))
+            for model, (name, aliases) in named.items()
+        )
+    )
+    async with served.http() as http:
+        for _ in range(8):
+            made = await http.post("/v1/responses", json={"model": "m", "input": "x"})
+            body = {"model": "m", "input": "y", "previous_response_id": made.json()["id"]}
+            more = await http.post("/v1/responses", json=body)
+            assert more.json()["text"] == "xy"
+            assert more.headers["x-penstock-model"] == made.headers["x-penstock-model"]
+    assert all(keeper.kept for keeper in keepers.values())
 
 
 async def test_every_response_is_found_where_it_was_made(served: Served):

@@ -79,6 +79,8 @@ def _state(model: Mapping[str, Any]) -> str:
         parts.append(f"{resting} asleep or paused")
     if missing := wanted - ready - resting:
         parts.append(f"{missing} starting or restarting")
+    if (share := model.get("share")) is not None:
+        parts.append(f"{share:.0%} of the requests")
     if engine := model.get("engine"):
         parts.append(f"{engine} {model.get('version') or ''}".rstrip())
     return ", ".join(parts)

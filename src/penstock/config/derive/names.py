@@ -18,11 +18,12 @@ def problems(configs: Sequence[LLMConfig]) -> list[str]:
     found = _deployments(configs)
     for config in configs:
         for alias in config.aliases:
-            if alias in taken:
+            owner = taken.get(alias, config)
+            if alias in taken and (owner is config or _public(owner) != _public(config)):
                 where = config.location / "aliases"
-                found.append(where.says(f"{alias!r} is already a name of {taken[alias].model_id!r}."))
+                found.append(where.says(f"{alias!r} is already a name of {owner.model_id!r}."))
             taken.setdefault(alias, config)
-    ids = {name: config.model_id for name, config in taken.items()}
+    ids = {name: _public(config) for name, config in taken.items()}
     for config in configs:
         where = config.location / "fallbacks"
         found += [where.says(unknown("model", name, ids)) for name in config.fallbacks if name not in ids]
@@ -37,15 +38,24 @@ def adapter_in(config: LLMConfig, name: str) -> str:
     return ""
 
 
-def fallbacks(models: Mapping[str, tuple[Sequence[str], Sequence[str]]]) -> dict[str, tuple[str, ...]]:
+def fallbacks(
+    models: Mapping[str, tuple[Sequence[str], Sequence[str]]], versions: Mapping[str, str] | None = None
+) -> dict[str, tuple[str, ...]]:
     """For each model the ids of those that stand in for it, in the order in which they are asked: each
     fallback, and behind it its own.
 
-    models: aliases and fallbacks by id, without `problems`.
+    models: aliases and fallbacks by id, without `problems`. versions: ids, and the models that they are
+    versions of; for such a model all its versions stand in.
     """
-    ids = {name: model for model, (aliases, _) in models.items() for name in (model, *aliases)}
-    named = {model: [ids[name] for name in names] for model, (_, names) in models.items()}
-    return {model: tuple(_order(model, named)[1:]) for model in models}
+    public = {model: (versions or {}).get(model, model) for model in models}
+    ids = {name: public[model] for model, (aliases, _) in models.items() for name in (model, *aliases)}
+    named = {public[model]: [ids[name] for name in names] for model, (_, names) in models.items()}
+    return {
+        model: tuple(
+            one for other in _order(public[model], named)[1:] for one in models if public[one] == other
+        )
+        for model in models
+    }
 
 
 def _order(model: str, named: Mapping[str, Sequence[str]]) -> list[str]:
@@ -70,7 +80,7 @@ def _deployments(configs: Sequence[LLMConfig]) -> list[str]:
 
 
 def _loops(configs: Sequence[LLMConfig], ids: Mapping[str, str]) -> list[str]:
-    named = {config.model_id: [ids[name] for name in config.fallbacks if name in ids] for config in configs}
+    named = {_public(config): [ids[name] for name in config.fallbacks if name in ids] for config in configs}
     try:
         TopologicalSorter(named).prepare()
     except CycleError as error:
@@ -78,6 +88,12 @@ def _loops(configs: Sequence[LLMConfig], ids: Mapping[str, str]) -> list[str]:
         *ring, _ = reversed(error.args[1])
         start = ring.index(min(ring, key=order.index))
         path = [*ring[start:], *ring[:start], ring[start]]
-        where = configs[order.index(path[0])].location / "fallbacks"
+        first = next(config for config in configs if _public(config) == path[0])
+        where = first.location / "fallbacks"
         return [where.says(f"goes in a circle: {' -> '.join(map(repr, path))}. Leave one of them out.")]
     return []
+
+
+def _public(config: LLMConfig) -> str:
+    """The model that it is, or is a version of."""
+    return config.version.of if config.version else config.model_id

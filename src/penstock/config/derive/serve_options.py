@@ -46,7 +46,7 @@ NAME_PREFIX = "LLMServer:"
 ROUTER = "LLMRouter"
 """Name of the gateways' deployment."""
 
-_OF_GATEWAYS = ("fallbacks", "routing_policy", "routing_config", "log_engine_metrics")
+_OF_GATEWAYS = ("fallbacks", "version", "routing_policy", "routing_config", "log_engine_metrics")
 _OF_REPLICAS = (
     *("ray_actor_options", "max_replicas_per_node", "gang_scheduling_config", "deployment_actors"),
     "graceful_shutdown_timeout_s",  # by which a replica plans its end
@@ -61,6 +61,8 @@ def serve_options(
     default_runtime_env: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Keyword arguments for `serve.deployment(...).options(...)`."""
+    if config.versions:
+        raise config.location.fault("versions need a gateway: give the config to `build_openai_app`.")
     given = {name: value for name, value in config.deployment_config.items() if name != "ray_actor_options"}
     placement = place(config, nodes)
     environment, _ = without_secrets(runtime_env(config, default_runtime_env))
@@ -100,7 +102,7 @@ def for_replicas(config: LLMConfig) -> LLMConfig:
     experimental = {k: v for k, v in config.experimental_configs.items() if k != "num_ingress_replicas"}
     is_gateway, given = config.prefill is not None, config.deployment_config
     options = {k: v for k, v in given.items() if k in _OF_REPLICAS or (is_gateway and k != "num_replicas")}
-    names = ("fallbacks",) if is_gateway else _OF_GATEWAYS
+    names = _OF_GATEWAYS[:2] if is_gateway else _OF_GATEWAYS
     return config.model_copy(
         update={
             **{name: LLMConfig.model_fields[name].get_default(call_default_factory=True) for name in names},

@@ -9,6 +9,7 @@ from typing import Any, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from penstock.config.loading import yaml_source
+from penstock.config.loading.versions import with_versions
 from penstock.config.messages.location import Location
 from penstock.config.messages.problems import ErrorCollector, translated
 from penstock.config.schema.deployment import Deployment
@@ -96,7 +97,7 @@ class LLMServingArgs(RootConfig):
         models: list[LLMConfig] = []
         for i, entry in enumerate(entries):
             with faults.collecting():
-                models.append(_model(entry, location / "llm_configs" / i, seen, faults))
+                models += _models(entry, location / "llm_configs" / i, seen, faults)
         faults.raise_any()
         return models
 
@@ -119,26 +120,38 @@ def _joined(values: Mapping[str, Any], location: Location) -> LLMConfig:
         with faults.collecting():
             if name not in values:
                 raise location.fault(f"{name} is missing: {PREFILL} and {DECODE} belong together.")
-            parsed[name] = _model(values[name], location / name, {}, faults)
+            parsed[name], *more = _models(values[name], location / name, {}, faults)
+            if more:
+                raise location.fault(f"{name}: a model in two halves cannot have versions.")
     faults.raise_any()
     return parsed[DECODE].with_prefill(parsed[PREFILL])
 
 
-def _model(entry: Any, location: Location, seen: dict[str, Location], faults: ErrorCollector) -> LLMConfig:
-    """One model. An id that is used twice is a fault beside those inside."""
+def _models(
+    entry: Any, location: Location, seen: dict[str, Location], faults: ErrorCollector
+) -> list[LLMConfig]:
+    """One model, or its versions. An id that is used twice is a fault beside those inside."""
     values = entry
     if isinstance(entry, str):
         values, location = _from_file(entry, location, faults)
     elif isinstance(entry, LLMConfig):
         location = entry.location
-    model_id = _model_id(values)
+    _see(_model_id(values), location, seen, faults)
+    config = values if isinstance(values, LLMConfig) else LLMConfig.parse(values, location)
+    models = with_versions(config, location)
+    for one in models:
+        if one.model_id != config.model_id:
+            _see(one.model_id, location, seen, faults)
+    return models
+
+
+def _see(model_id: str | None, location: Location, seen: dict[str, Location], faults: ErrorCollector) -> None:
     if model_id in seen:
         first = seen[model_id] / "model_loading_config" / "model_id"
         where = location / "model_loading_config" / "model_id"
         faults.found.append(where.says(f"{model_id!r} is used twice; model ids must differ. First: {first}."))
     elif model_id is not None:
         seen[model_id] = location
-    return values if isinstance(values, LLMConfig) else LLMConfig.parse(values, location)
 
 
 def _from_file(name: str, location: Location, faults: ErrorCollector) -> tuple[Any, Location]:

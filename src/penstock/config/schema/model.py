@@ -43,6 +43,7 @@ from penstock.config.schema.sections import (
     translate_task,
 )
 from penstock.config.schema.strict import RootConfig, optional, section, setting
+from penstock.config.schema.versions import Sticky, VersionConfig, VersionEntry, own_fields
 
 _MODEL = "a config does not read the model. Its folder has a config.json; a running service has /v1/models."
 _CONNECTOR = "set engine_kwargs.kv_transfer_config, or `prefill`; a replica sets its connector up."
@@ -88,6 +89,15 @@ class LLMConfig(RootConfig):
     fallbacks: list[Annotated[str, Field(min_length=1)]] = setting(
         [], "Models behind the same gateway that answer when this one cannot, in this order."
     )
+    versions: list[Annotated[dict[str, Any], CheckedDict(VersionEntry)]] = setting(
+        [],
+        "Versions side by side, which share the model's requests by their weights: each a `name`, a "
+        "`weight`, and fields of this config that it has otherwise. See docs/operate/model-versions.md.",
+    )
+    sticky: Sticky = setting(
+        "none", "Which requests stay with one version: those of a `user`, or of a `session`."
+    )
+    version: VersionConfig | None = optional("Written for each of `versions`, not by users.")
     llm_engine: str = setting(
         "vllm",
         "`vllm`, `sglang`, `process` (any program that speaks OpenAI HTTP) or `sim` (a "
@@ -150,6 +160,23 @@ class LLMConfig(RootConfig):
             raise ValueError(f"names {', '.join(map(repr, twice))} more than once.")
         return names
 
+    @field_validator("versions")
+    @classmethod
+    def _can_be_told_apart(cls, versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        names, plain = (
+            [one["name"] for one in versions],
+            [one["name"] for one in versions if not own_fields(one)],
+        )
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"names {', '.join(map(repr, twice))} more than once.")
+        if len(plain) > 1:
+            raise ValueError(
+                f"{plain[0]!r} and {plain[1]!r} are the same: give one of them a field of its own."
+            )
+        if versions and not any(one.get("weight", 1) for one in versions):
+            raise ValueError("all weights are 0: no version would answer.")
+        return versions
+
     if not TYPE_CHECKING:  # to a type checker, an unknown attribute stays an error
 
         def __getattr__(self, name: str) -> Any:
@@ -186,6 +213,8 @@ class LLMConfig(RootConfig):
         for field in ("preprocessor", "postprocessor"):
             if getattr(self, f"{field}_options") is not None and getattr(self, field) is None:
                 yield f"{field}_options are given, but no {field}."
+        if self.sticky != "none" and not self.versions:
+            yield "sticky is given, but no versions."
         router = router_name(self.deployment_config.get("request_router_config"))
         if router is not None and self.routing_policy != DEFAULT_POLICY:
             yield (

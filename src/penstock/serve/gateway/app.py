@@ -12,7 +12,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +24,11 @@ from penstock.config import GatewayConfig
 from penstock.metrics import GatewayFigures
 from penstock.openai.response_items import tenant_mark
 from penstock.serve.fleet.links import ReplicaLinks
+from penstock.serve.fleet.replica import Replica
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import admin, routes, stored_responses
 from penstock.serve.gateway.auth import Auth
-from penstock.serve.gateway.body import BodyBudget, RequestBody
+from penstock.serve.gateway.body import BodyBudget, Fields, RequestBody
 from penstock.serve.gateway.catalogue import Catalogue, ServedModel
 from penstock.serve.gateway.dispatch import Choose, Dispatch, UpstreamRequest
 from penstock.serve.gateway.own_answers import JSON, Listing, OwnAnswers
@@ -336,7 +337,8 @@ class Gateway:
         if route.argument and keeper is not None:
             catalogue = self._catalogue  # it is the tenant's, whatever its key may ask for now
         named = named or (keeper.model_id if keeper else None)
-        model, adapter = catalogue.resolve(named, route.path if route.own else None)
+        pick = partial(self._pick, request, reply, content.fields, keeper)
+        model, adapter = catalogue.resolve(named, route.path if route.own else None, pick)
         if keeper is not None and keeper.model_id != model.id:
             raise stored_responses.lost()
         request.metrics = self._dispatch.metrics.model(model.id).on(route.path)
@@ -357,8 +359,26 @@ class Gateway:
             tier,
             mark or "",
             request.meter,
+            bool(reply.answered_by),
         )
         await request.while_connected(self._dispatch.answer(model.id, upstream, reply))
+
+    def _pick(
+        self,
+        request: ClientRequest,
+        reply: ClientResponse,
+        fields: Fields,
+        keeper: Replica | None,
+        versions: Sequence[ServedModel],
+    ) -> ServedModel:
+        """The version that answers: that of the replica which alone can, else by weight."""
+        by_id = {model.id: model for model in versions}
+        if keeper is not None and keeper.model_id in by_id:
+            picked = keeper.model_id
+        else:
+            picked = self._dispatch.splits.pick([*by_id], "")
+        reply.answered_by = picked
+        return by_id[picked]
 
     def _admit(
         self,

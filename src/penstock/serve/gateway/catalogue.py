@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -17,6 +18,7 @@ from penstock.config.derive.placement import gang_size
 from penstock.config.derive.serve_options import DEFAULTS, autoscaling
 from penstock.config.schema.routing import DEFAULT_POLICY, SERVE_ROUTER, SESSION_HEADER
 from penstock.config.schema.sections import BatchConfig
+from penstock.config.schema.versions import VersionConfig
 from penstock.errors import BadRequest, ConfigError, ModelNotFound, NotFound
 from penstock.serve.http import limits
 
@@ -38,7 +40,7 @@ class ServedModel:
     ones that batches may ask. start_s: how long a request waits for a replica of a model that may have none,
     or none awake. on_demand: whether control wakes it on demand. aliases: more names for it. fallbacks: names
     of models that answer when it cannot. engine: its name in configs. max_queued_batch: batch requests that
-    may wait.
+    may wait. version: what it is a version of.
     """
 
     id: str
@@ -59,6 +61,22 @@ class ServedModel:
     fallbacks: tuple[str, ...] = ()
     engine: str = ""
     max_queued_batch: int = 1000
+    version: VersionConfig | None = field(default=None, hash=False)
+
+    @property
+    def name(self) -> str:
+        """By which clients know it: that of the model of which it is a version."""
+        return self.version.of if self.version is not None else self.id
+
+    @property
+    def own_names(self) -> frozenset[str]:
+        """Of a version, names that mean no other one."""
+        return frozenset((self.id, self.version.full_name) if self.version else ()) - {self.name}
+
+    @property
+    def shared_aliases(self) -> tuple[str, ...]:
+        """More names of the model, which all its versions have."""
+        return tuple(one for one in self.aliases if one not in self.own_names | {self.name})
 
     @classmethod
     def of(cls, config: LLMConfig, paths: Sequence[str] = (), batch_paths: Sequence[str] = ()) -> ServedModel:
@@ -87,6 +105,7 @@ class ServedModel:
             aliases=tuple(config.aliases),
             fallbacks=tuple(config.fallbacks),
             max_queued_batch=(config.batch or BatchConfig()).max_queued_requests,
+            version=config.version,
         )
 
 
@@ -137,6 +156,10 @@ class LiveState:
 _adapter = TypeAdapter(LiveState)
 
 
+Pick = Callable[[Sequence[ServedModel]], ServedModel]
+"""One of several versions of a model."""
+
+
 class Catalogue:
     """The models behind one gateway. Finds the one that a request names."""
 
@@ -145,10 +168,17 @@ class Catalogue:
         self.models = {model.id: model for model in models}
         if len(self.models) < len(models):
             raise ConfigError(f"Two models have the same id; the ids are {', '.join(c.id for c in models)}.")
-        self._named = {alias: model for model in models for alias in model.aliases} | self.models
+        self._public: dict[str, list[ServedModel]] = {}
+        for model in models:
+            self._public.setdefault(model.name, []).append(model)
+        self._named: dict[str, Sequence[ServedModel]] = {
+            **{alias: found for found in self._public.values() for alias in found[0].shared_aliases},
+            **self._public,
+            **{name: [model] for model in models for name in model.own_names},
+        }
         if default_model is not None and default_model not in self._named:
             raise ConfigError(f"The default model '{default_model}' is none of {self._known()}.")
-        only = models[0].id if len(models) == 1 else None
+        only = models[0].name if len(self._public) == 1 else None
         self.default = default_model or only
         """The name of the model of requests that name none; None where they must."""
         self._adapters: Mapping[str, frozenset[str]] | None = None
@@ -167,13 +197,14 @@ class Catalogue:
         allowed: dict[str, set[str]] = {}
         for name in names:
             with suppress(ModelNotFound):  # a key may outlive a model
-                model, adapter = self.find(name)
-                allowed.setdefault(model.id, set()).add(adapter)
+                found, adapter = self._find(name)
+                for model in found:
+                    allowed.setdefault(model.id, set()).add(adapter)
         part = Catalogue([model for model in self.models.values() if model.id in allowed], None)
         part._adapters = {model: frozenset(adapters) for model, adapters in allowed.items()}
-        if self.default is not None and part.may(self._named[self.default].id, ""):
+        if self.default is not None and part._may_any(self._named[self.default], ""):
             part.default = self.default
-        elif part.default is not None and not part.may(part.default, ""):
+        elif part.default is not None and not part._may_any(part._named[part.default], ""):
             part.default = None
         return part
 
@@ -184,17 +215,28 @@ class Catalogue:
         found = self._adapters.get(model_id, frozenset())
         return adapter in found or (bool(adapter) and _ALL in found)
 
-    def resolve(self, name: str | None, path: str | None = None) -> tuple[ServedModel, str]:
+    def _may_any(self, versions: Sequence[ServedModel], adapter: str) -> bool:
+        return any(self.may(model.id, adapter) for model in versions)
+
+    def resolve(
+        self, name: str | None, path: str | None = None, pick: Pick = operator.itemgetter(0)
+    ) -> tuple[ServedModel, str]:
         """The model and the adapter that `name` means: an id or alias, or `id:adapter`, longest id first.
 
         Without a name, the default model; "" stands for no adapter. path: one that only some models have;
-        without a name, it means the only one that has it.
+        without a name, it means the only one that has it. pick: one of the versions of a model.
         Raises: ModelNotFound; NotFound when the model does not have `path`; BadRequest when no name is given
         and no model is the default, or when the model takes no adapters.
         """
         if path is not None:
             having = [model for model in self.models.values() if path in model.paths]
-            model, adapter = (having[0], "") if not name and len(having) == 1 else self.resolve(name)
+            if not name and len({model.name for model in having}) == 1:
+                name = having[0].name
+
+            def able(versions: Sequence[ServedModel]) -> ServedModel:
+                return pick([model for model in versions if model in having] or versions)
+
+            model, adapter = self.resolve(name, None, able)
             if model not in having:
                 others = ", ".join(f"'{other.id}'" for other in having[:_NAMED])
                 where = f"; it is a path of {others}" if others else ""
@@ -203,8 +245,9 @@ class Catalogue:
         if not name:
             if self.default is None:
                 raise BadRequest(f"The request names no model; name one of {self._known()}.", param="model")
-            return self._named[self.default], ""
-        model, adapter = self.find(name)
+            name = self.default
+        versions, adapter = self._find(name)
+        model = pick(versions) if versions[0].version and name not in versions[0].own_names else versions[0]
         if adapter and not model.adapter_slots:
             raise BadRequest(
                 f"Model '{model.id}' takes no adapters, but '{name[:200]}' names one: its config has no "
@@ -214,7 +257,13 @@ class Catalogue:
         return model, adapter
 
     def find(self, name: str) -> tuple[ServedModel, str]:
-        """The parts before and after the colon, longest id or alias first. Raises: ModelNotFound."""
+        """The parts before and after the colon, longest id or alias first; of a model with versions the first
+        one. Raises: ModelNotFound.
+        """
+        versions, adapter = self._find(name)
+        return versions[0], adapter
+
+    def _find(self, name: str) -> tuple[Sequence[ServedModel], str]:
         if len(name) > limits.NAME_CHARS:
             raise ModelNotFound(
                 f"The name of the model is longer than {limits.NAME_CHARS} characters. "
@@ -225,7 +274,7 @@ class Catalogue:
         while base and base not in self._named:
             base = base.rpartition(":")[0]
         adapter = name[len(base) + 1 :]
-        if not base or name == f"{base}:" or not self.may(self._named[base].id, adapter):
+        if not base or name == f"{base}:" or not self._may_any(self._named[base], adapter):
             raise self._not_found(name, self._known())
         return self._named[base], adapter
 
@@ -249,13 +298,15 @@ class Catalogue:
     def show_all(
         self, max_model_lens: Mapping[str, int | None], adapters: Mapping[str, Sequence[str]]
     ) -> bytes:
-        """JSON of all models in the order of the configuration, each followed by its aliases and adapters."""
+        """JSON of all models in the order of the configuration, each followed by its aliases and adapters. A
+        model with versions is shown once.
+        """
         shown = [
             _shown(model, max_model_lens.get(model.id), adapter, name)
-            for model in self.models.values()
+            for model, *_ in self._public.values()
             for adapter, name in (
-                ("", None),
-                *(("", alias) for alias in model.aliases),
+                ("", model.name),
+                *(("", alias) for alias in model.shared_aliases),
                 *((adapter, None) for adapter in adapters.get(model.id, ())),
             )
             if self.may(model.id, adapter)
@@ -281,11 +332,11 @@ def _some(names: Sequence[str]) -> str:
 def _shown(model: ServedModel, max_model_len: int | None, adapter: str, name: str | None) -> dict[str, Any]:
     """A model in OpenAI's format, with vLLM's additions: the context window, and an adapter's base."""
     return {
-        "id": f"{model.id}:{adapter}" if adapter else name or model.id,
+        "id": f"{model.name}:{adapter}" if adapter else name or model.name,
         "object": "model",
         "created": model.created,
         "owned_by": "penstock",
-        "root": model.id,
-        "parent": model.id if adapter else None,
+        "root": model.name,
+        "parent": model.name if adapter else None,
         "max_model_len": max_model_len,
     }

@@ -34,6 +34,7 @@ from penstock.serve.gateway.telemetry import timing
 from penstock.serve.http.connection_limits import Connections
 from penstock.serve.routing import policy
 from penstock.serve.routing.policy import Policy, RoutingRequest
+from penstock.serve.routing.split import Splits
 from penstock.serve.tenancy.fairness import Charge
 from penstock.tiers import DEFAULT, FLEX, Tier
 from penstock.transport import headers, link
@@ -57,7 +58,7 @@ lasts: its id, or "" to leave it to the gateway."""
 class UpstreamRequest:
     """A request as the replica sees it. adapter: "" for the base model. keeper: the only replica that can
     answer. tier: its class of work. tenant: its mark, as `response_items` has it, for what is stored.
-    charge: what it costs its tenant.
+    charge: what it costs its tenant. is_split: whether any version of its model may answer.
     """
 
     id: str
@@ -70,6 +71,7 @@ class UpstreamRequest:
     tier: Tier = DEFAULT
     tenant: str = ""
     charge: Charge | None = None
+    is_split: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ class Dispatch:
         self._links = links
         self._gateway_id = gateway_id
         self.metrics = GatewayMetrics()
+        self.splits = Splits()
         self._served: dict[str, _Served] = {}
         self._loads: Counter[str] = Counter()
         self._closed: Counter[str] = Counter()
@@ -122,8 +125,11 @@ class Dispatch:
 
         Raises: ConfigError as `__init__`; then nothing has changed.
         """
-        fallbacks = names.fallbacks({model.id: (model.aliases, model.fallbacks) for model in models})
+        versions = {model.id: model.version for model in models if model.version is not None}
+        named = {model.id: (model.aliases, model.fallbacks) for model in models}
+        fallbacks = names.fallbacks(named, {one: version.of for one, version in versions.items()})
         policies = {model.id: self.policy(model) for model in models}
+        self.splits.follow(versions)
         before, self._served = self._served, {}
         for model in models:
             picking, known = policies[model.id], before.get(model.id)
@@ -170,13 +176,16 @@ class Dispatch:
             served.queue.drain()
 
     async def answer(self, model_id: str, request: UpstreamRequest, reply: ClientResponse) -> None:
-        """Relays the answer of a replica of `model_id`, or of one of its fallbacks.
+        """Relays the answer of a replica of `model_id`, of another version, or of one of its fallbacks.
 
         Raises: Overloaded, Unavailable, EngineFailed; EngineDead when the response broke off after it had
         begun, or the request seems to kill engines.
         """
         self.metrics.model(model_id).asked(request.tier)
-        fallbacks = () if request.adapter or request.keeper else self._find(model_id).fallbacks
+        fallbacks, versions = (), ()
+        if not request.adapter and not request.keeper:
+            versions = self.splits.others(model_id) if request.is_split else ()
+            fallbacks = (*versions, *self._find(model_id).fallbacks)
         current = model_id
         for i, other in enumerate(fallbacks):
             served = self._served.get(current)
@@ -191,7 +200,8 @@ class Dispatch:
                 log.info("request %s for %s goes to %s: %s", request.id, model_id, other, error)
             self.metrics.fallbacks.labels(model_id, other).inc()
             reply.answered_by = other
-            request.body.name_model(other)
+            if other not in versions:
+                request.body.name_model(other)
             current = other
         reply.has_fallback = False
         return await self._answer(current, request, reply)
@@ -328,6 +338,8 @@ class Dispatch:
         for reason, count in connections.counts.items():
             metrics.closed.labels(reason).inc(count - self._closed[reason])
             self._closed[reason] = count
+        for model_id, share in self.splits.shares().items():
+            metrics.share.labels(model_id).set(share)
         for model_id, served in self._served.items():
             ready, queue = table.ready(model_id), served.queue
             limited = [one for one in ready if one.batch_limit is not None]  # others report nothing of batch

@@ -38,7 +38,7 @@ class FeatureReader:
         is_read = (self._prompt or self._session) and (
             self._model.scales or len(self._table.members(self._model.id)) > 1
         )
-        session = _session(fields, headers, self._header) if is_read and self._session else ""
+        session = session_of(fields, headers, self._header) if is_read and self._session else ""
         if not (is_read and self._prompt):
             return RoutingRequest(adapter, session, tokens)
         prompt = prompt_of(fields)
@@ -70,7 +70,8 @@ def prompt_of(fields: Fields) -> bytes:
     return b"".join(pieces)
 
 
-def _session(fields: Fields, headers: Sequence[tuple[bytes, bytes]], header: bytes) -> str:
+def session_of(fields: Fields, headers: Sequence[tuple[bytes, bytes]], header: bytes) -> str:
+    """What keeps a request with others of its session; "" for nothing."""
     for name, value in headers:
         if name == header and value:
             return value[:_MOST_KEY].decode("latin-1")

@@ -32,6 +32,7 @@ from penstock.serve.control.link import ControlLink
 from penstock.serve.control.state import NAME as CONTROL
 from penstock.serve.gateway.catalogue import Catalogue, LiveState, ServedModel
 from penstock.serve.http.private_listener import PrivateListener
+from penstock.serve.routing.split import Splits
 from penstock.serve.tenancy.prices import PriceList
 from penstock.serve.tenancy.reporting import UsageReporter
 from penstock.serve.tenancy.usage import Settlement, Totals
@@ -92,7 +93,8 @@ class LLMJobs:
         json_logs.configure()
         app_name = serve.get_replica_context().app_name
         self._live = live
-        self._catalogue = Catalogue(live.cards, live.gateway.default_model)
+        self._splits = Splits()
+        self._find_models(live)
         context = ray.get_runtime_context()
         self._control = ControlLink(serve.get_deployment_handle(CONTROL, app_name), context.get_node_id())
         self._usage = self._reporter(live)
@@ -125,7 +127,7 @@ class LLMJobs:
             if user_config == self._live.dump():
                 return
             live, before = LiveState.parse(user_config, self._live), self._live
-            self._catalogue = Catalogue(live.cards, live.gateway.default_model)
+            self._find_models(live)
             self._live = live
             self._service.line_bytes = live.gateway.max_body_bytes
             self._service.own_endpoints = own_endpoints(live.cards)
@@ -137,8 +139,16 @@ class LLMJobs:
         except Exception:  # Serve would kill this process
             log.exception("The update cannot be taken over; files and batches go on as before.")
 
+    def _find_models(self, live: LiveState) -> None:
+        self._catalogue = Catalogue(live.cards, live.gateway.default_model)
+        self._splits.follow({one.id: one.version for one in live.cards if one.version is not None})
+
+    def _pick(self, versions: Sequence[ServedModel]) -> ServedModel:
+        by_id = {model.id: model for model in versions}
+        return by_id[self._splits.pick([*by_id], "")]
+
     def _resolve(self, name: str | None) -> tuple[str, str]:
-        model, adapter = self._catalogue.resolve(name)
+        model, adapter = self._catalogue.resolve(name, None, self._pick)
         return model.id, adapter
 
     def _resolve_only(self, names: Sequence[str]) -> Resolve:
@@ -148,7 +158,7 @@ class LLMJobs:
         def find(name: str | None) -> tuple[str, str]:
             if not name and part.default != catalogue.default:  # a row would go to the other one
                 raise BadRequest("The request names no model.", param="model")
-            model, adapter = part.resolve(name)
+            model, adapter = part.resolve(name, None, self._pick)
             return model.id, adapter
 
         return find

@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 _built: ContextVar[dict[str, str | None] | None] = ContextVar("built", default=None)
 _OBEYED = {"version", "_internal"} <= inspect.signature(Deployment.options).parameters.keys()
 _BESIDE = {
-    *("aliases", "fallbacks", "deployment_config", "routing_policy", "routing_config", "slo", "batch"),
+    *("aliases", "fallbacks", "version"),
+    *("deployment_config", "routing_policy", "routing_config", "slo", "batch"),
     *("on_demand", "placement_group_config", "log_engine_metrics", "engine_start_timeout_s"),
 }
 """Fields of a config that no answer depends on."""

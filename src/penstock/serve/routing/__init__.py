@@ -2,7 +2,7 @@
 
 `policy` is the contract (`RoutingRequest` in, `Pick` out) and `registry` finds a policy by name or import
 path; `simple` and `prefix_affinity` are the policies; they share the indexes `prefix_index`, `prefix_hashes`,
-`hash_ring`, and `load_bounds`.
+`hash_ring`, and `load_bounds`. Before them `split` picks one of the versions of a model.
 """
 
 from penstock.serve.fleet.candidates import Candidates

@@ -1,0 +1,87 @@
+"""A model in two versions behind a gateway: which one answers, and what a change of weights leaves alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+from served import Served, chat, until
+
+from penstock.config import GatewayConfig, LLMServingArgs
+from penstock.serve.gateway.catalogue import ServedModel
+
+pytestmark = pytest.mark.parity("X15")
+
+HEADER = "x-penstock-model"
+
+
+def cards(a: float = 50, b: float = 50, *, name: str = "m", **more: Any) -> list[ServedModel]:
+    entries = [{"name": "a", "weight": a}, {"name": "b", "weight": b, "engine_kwargs": {"reply": "b"}}]
+    model = {"model_loading_config": {"model_id": name}, "llm_engine": "sim", "versions": entries, **more}
+    return [ServedModel.of(one) for one in LLMServingArgs.parse({"llm_configs": [model]}).llm_configs]
+
+
+async def answered_by(served: Served, count: int = 1, model: str = "m", **more: Any) -> Counter[str]:
+    """The versions, as their texts and the header say it."""
+    found = Counter[str]()
+    async with served.http() as http:
+        for _ in range(count):
+            answer = await http.post("/v1/chat/completions", json=chat(model=model, **more))
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["model"] == model
+            text = answer.json()["choices"][0]["message"]["content"]
+            assert answer.headers.get(HEADER, model) == {"a": "m", "b": "m@b"}[text]
+            found[text] += 1
+    return found
+
+
+async def start(served: Served, *models: ServedModel, **config: Any) -> None:
+    await served.gateway(*models, **config)
+    await served.replica("m", reply="a")
+    await served.replica("m@b", reply="b")
+
+
+async def test_requests_for_the_model_are_shared_out_and_a_version_is_asked_by_name(served: Served):
+    await start(served, *cards(75, 25, aliases=["x"]))
+    for name in ("m", "x"):
+        found = await answered_by(served, 100, name)
+        assert 5 < found["b"] < 50, found  # 25, give or take five standard deviations
+    assert await answered_by(served, 3, "m@b") == {"b": 3}
+    assert (await answered_by(served, 3, "m@b"))["b"] == 3
+    async with served.http() as http:
+        shown = [(one["id"], one["root"]) for one in (await http.get("/v1/models")).json()["data"]]
+        assert shown == [("m", "m"), ("x", "m")]
+        assert (await http.get("/v1/models/m@b")).json()["id"] == "m@b"
+        assert (await http.get("/health")).json()["models"]["m@b"]["share"] == 0.25
+        lines = (await http.get("/metrics")).text.splitlines()
+        assert 'penstock_version_share{model="m@b"} 0.25' in lines
+        assert any(line.startswith('penstock_requests_total{model="m@b",status="200"}') for line in lines)
+
+
+async def test_weights_change_while_streams_go_on(served: Served):
+    gateway = await served.gateway(*cards(100, 0))
+    await served.replica("m", reply="word " * 60, step_base_ms=20)
+    b = await served.replica("m@b", reply="b")
+    async with served.http() as http:
+        stream = asyncio.create_task(http.post("/v1/chat/completions", json=chat(stream=True)))
+        await until(lambda: served.table.leases("m") == 1)
+        await gateway.reconfigure(GatewayConfig(), cards(0, 100), {})
+        assert await answered_by(served, 5) == {"b": 5}
+        assert (await stream).text.count(" wor") == 59  # as the simulator cuts "word " * 60
+        await gateway.reconfigure(GatewayConfig(), cards(100, 0)[:1], {})
+        served.remove("m@b", b.address)
+        gone = await http.post("/v1/chat/completions", json=chat(model="m@b"))
+        assert gone.status_code == 404
+
+
+async def test_another_version_answers_where_one_cannot(served: Served):
+    gateway = await served.gateway(*cards(1, 99), wait_for_replica_s=0.1)
+    await served.replica("m", reply="a")
+    assert await answered_by(served, 20) == {"a": 20}
+    async with served.http() as http:
+        alone = {"model": "m@b"}
+        assert (await http.post("/v1/chat/completions", json=chat() | alone)).status_code == 503
+        await gateway.reconfigure(GatewayConfig(wait_for_replica_s=0.1), cards(0, 1), {})
+        assert (await http.post("/v1/chat/completions", json=chat())).status_code == 503  # a is parked
