@@ -80,7 +80,7 @@ class JobsServed:
         """Rows and tokens of tenants' batches."""
 
     async def start(self) -> None:
-        def resolve(name: str | None) -> tuple[str, str]:
+        def resolve(name: str | None, body: bytes) -> tuple[str, str]:
             if name not in (None, "m"):
                 raise ModelNotFound(f"There is no model {name!r}; served is 'm'.", param="model")
             return "m", ""
@@ -89,7 +89,7 @@ class JobsServed:
             return InProcessPool(self._backend)
 
         def resolve_only(names: Sequence[str]) -> Resolve:
-            return lambda name: resolve(name if name in names else f"not {name}")
+            return lambda name, body: resolve(name if name in names else f"not {name}", body)
 
         def count(record: BatchRecord, counts: RowCounts) -> None:
             self.counted[record.tenant, "rows"] += counts.rows

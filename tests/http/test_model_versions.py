@@ -85,3 +85,35 @@ async def test_another_version_answers_where_one_cannot(served: Served):
         assert (await http.post("/v1/chat/completions", json=chat() | alone)).status_code == 503
         await gateway.reconfigure(GatewayConfig(wait_for_replica_s=0.1), cards(0, 1), {})
         assert (await http.post("/v1/chat/completions", json=chat())).status_code == 503  # a is parked
+
+
+@pytest.mark.parametrize(
+    ("sticky", "body", "headers"),
+    [
+        ("user", {"user": "{}"}, {}),
+        ("user", {}, {"authorization": "Bearer the-only-key-of-tenant-{}"}),
+        ("session", {"prompt_cache_key": "{}"}, {}),
+        ("session", {}, {"x-session-id": "{}"}),
+    ],
+)
+async def test_requests_of_one_user_or_session_stay_with_a_version_at_every_gateway(
+    served: Served, sticky: str, body: dict[str, str], headers: dict[str, str]
+):
+    keys = [{"tenant": "t", "name": f"{i}", "key": f"the-only-key-of-tenant-{i}"} for i in range(12)]
+    config = {"keys": keys} if "authorization" in headers else {}
+    models = cards(50, 50, sticky=sticky)
+    await start(served, *models, **config)
+    first = served.http()
+    await served.gateway(*models, **config)
+    found = list[str]()
+    async with first, served.http() as second:
+        for i in range(12):
+            filled = {name: text.format(i) for name, text in body.items()}
+            sent = {name: text.format(i) for name, text in headers.items()}
+            answers = [
+                await http.post("/v1/chat/completions", json=chat(f"{n}", **filled), headers=sent)
+                for n, http in enumerate((first, second, first, second))
+            ]
+            (version,) = {answer.headers[HEADER] for answer in answers}
+            found.append(version)
+    assert {"m", "m@b"} == set(found)

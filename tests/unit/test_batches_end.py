@@ -66,7 +66,7 @@ class Service:
         self,
         folder: Path,
         pool: Callable[[Sequence[str], Standing], WorkerPool] = engine,
-        resolve: Callable[[str | None], tuple[str, str]] = lambda model: ("m", ""),
+        resolve: Callable[[str | None, bytes], tuple[str, str]] = lambda model, body: ("m", ""),
     ) -> None:
         self.folder = folder
         self.jobs = JobService(JobsConfig(), str(folder), resolve, pool)
@@ -145,12 +145,12 @@ async def test_lines_that_name_a_model_which_left_fail_as_by_http_and_others_fol
         begun.set()
         raise Unavailable("The replicas are not there.")
 
-    def resolve(name: str | None) -> tuple[str, str]:
+    def resolve(name: str | None, body: bytes) -> tuple[str, str]:
         if name not in (None, "m"):
             raise ModelNotFound(f"There is no model '{name}'.", param="model")
         return "m", ""
 
-    async with Service(tmp_path, away, lambda name: ("old", "")) as before:
+    async with Service(tmp_path, away, lambda name, body: ("old", "")) as before:
         batch = await before.create(file=await before.upload("old", None))
         await begun.wait()
     fleet = Fleet("app", {"m": "LLMServer:m"}, resolve)
@@ -206,7 +206,7 @@ async def test_lines_end_once_each_when_their_model_is_removed_and_when_it_comes
     monkeypatch.setattr(replicas, "_LOOK_S", 0.01)
     served = {"m", "n"}
 
-    def resolve(name: str | None) -> tuple[str, str]:
+    def resolve(name: str | None, body: bytes) -> tuple[str, str]:
         if name not in served:
             raise ModelNotFound(f"There is no model '{name}'.", param="model")
         return name, ""
@@ -241,7 +241,7 @@ async def test_a_model_that_is_removed_while_its_replicas_are_looked_for_is_not_
 ):
     monkeypatch.setattr(replicas, "ReplicaSet", OneByOne)
     monkeypatch.setattr(replicas, "_LOOK_S", 0.01)
-    fleet = Fleet("app", BOTH, lambda name: (name or "m", ""))
+    fleet = Fleet("app", BOTH, lambda name, body: (name or "m", ""))
     old: Any = fleet._sets["n"]
     old.may_start.clear()
     view = replicas._View(fleet, ["m", "n"], Standing("batch", 0, 0))

@@ -134,7 +134,7 @@ class Deployment:
         self.jobs = JobService(JobsConfig(), url, self.resolve, self.fleet.pool)
         self.app = make_app(self.jobs)
 
-    def resolve(self, name: str | None) -> tuple[str, str]:
+    def resolve(self, name: str | None, body: bytes) -> tuple[str, str]:
         if name is not None and name not in self.models:
             raise ModelNotFound(f"There is no model '{name}'.", param="model")
         return name or self.models[0], ""

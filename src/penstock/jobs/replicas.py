@@ -94,7 +94,7 @@ class Fleet:
 
     def resolve(self, request: RowRequest) -> tuple[str, RowRequest]:
         """The id of its model, and the request under the name that its replicas know. Raises: Error."""
-        model, adapter = self._resolve(request.model)
+        model, adapter = self._resolve(request.model, request.body)
         named = f"{model}:{adapter}" if adapter else model
         return model, msgspec.structs.replace(request, model=named)
 

@@ -28,8 +28,9 @@ ENDPOINTS = (
 )
 """Endpoints of batches."""
 
-Resolve = Callable[[str | None], tuple[str, str]]
-"""The model's id and the adapter that a name means; "" for none. Raises: Error."""
+Resolve = Callable[[str | None, bytes], tuple[str, str]]
+"""The model's id and the adapter that a name means; "" for none. The body says which of its versions, where
+requests of a user or session stay with one. Raises: Error."""
 
 OwnEndpoints = Mapping[str, frozenset[str]]
 """Endpoints of users' server classes that batches may ask, with the ids of the models that have them."""
@@ -179,7 +180,7 @@ class CheckedInput:
 
     def _model(self, name: str | None) -> str:
         """The id of a model that has the endpoint. Raises: Error."""
-        model, _ = self._resolve(name)
+        model, _ = self._resolve(name, b"")
         if self._having is not None and model not in self._having:
             raise EndpointNotSupported(f"Model '{model}' has no endpoint '{self._endpoint}'.")
         return model

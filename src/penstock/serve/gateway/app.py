@@ -35,6 +35,7 @@ from penstock.serve.gateway.own_answers import JSON, Listing, OwnAnswers
 from penstock.serve.gateway.request import ClientRequest
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.routes import Handler
+from penstock.serve.gateway.routing_features import sticky_key
 from penstock.serve.gateway.telemetry import timing
 from penstock.serve.gateway.telemetry.process_totals import ProcessTotals
 from penstock.serve.gateway.telemetry.tracing import tracing
@@ -376,7 +377,9 @@ class Gateway:
         if keeper is not None and keeper.model_id in by_id:
             picked = keeper.model_id
         else:
-            picked = self._dispatch.splits.pick([*by_id], "")
+            key = "" if (grant := request.grant) is None else f"{grant.tenant}/{grant.name}"
+            key = sticky_key(versions[0], fields, request.headers, key)
+            picked = self._dispatch.splits.pick([*by_id], key)
         reply.answered_by = picked
         return by_id[picked]
 

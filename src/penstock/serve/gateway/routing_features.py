@@ -78,6 +78,18 @@ def session_of(fields: Fields, headers: Sequence[tuple[bytes, bytes]], header: b
     return _text(fields.prompt_cache_key) or _text(fields.user)
 
 
+def sticky_key(
+    model: ServedModel, fields: Fields, headers: Sequence[tuple[bytes, bytes]] = (), key: str = ""
+) -> str:
+    """What keeps a request with one version of its model; "" for nothing. key: the name of its API key, which
+    stands for a user that it does not name.
+    """
+    sticky = model.version.sticky if model.version is not None else "none"
+    if sticky == "session":
+        return session_of(fields, headers, model.session_header.encode())
+    return _text(fields.user) or key if sticky == "user" else ""
+
+
 def _text(raw: msgspec.Raw) -> str:
     """A JSON value as a key; empty values give none."""
     piece = bytes(memoryview(raw)[:_MOST_KEY])

@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,9 @@ from penstock.config.schema.jobs import JobsConfig
 from penstock.errors import BadRequest, Error
 from penstock.serve.control.link import ControlLink
 from penstock.serve.control.state import NAME as CONTROL
+from penstock.serve.gateway.body import fields
 from penstock.serve.gateway.catalogue import Catalogue, LiveState, ServedModel
+from penstock.serve.gateway.routing_features import sticky_key
 from penstock.serve.http.private_listener import PrivateListener
 from penstock.serve.routing.split import Splits
 from penstock.serve.tenancy.prices import PriceList
@@ -143,22 +146,22 @@ class LLMJobs:
         self._catalogue = Catalogue(live.cards, live.gateway.default_model)
         self._splits.follow({one.id: one.version for one in live.cards if one.version is not None})
 
-    def _pick(self, versions: Sequence[ServedModel]) -> ServedModel:
+    def _pick(self, body: bytes, versions: Sequence[ServedModel]) -> ServedModel:
         by_id = {model.id: model for model in versions}
-        return by_id[self._splits.pick([*by_id], "")]
+        return by_id[self._splits.pick([*by_id], sticky_key(versions[0], fields(body)))]
 
-    def _resolve(self, name: str | None) -> tuple[str, str]:
-        model, adapter = self._catalogue.resolve(name, None, self._pick)
+    def _resolve(self, name: str | None, body: bytes) -> tuple[str, str]:
+        model, adapter = self._catalogue.resolve(name, None, partial(self._pick, body))
         return model.id, adapter
 
     def _resolve_only(self, names: Sequence[str]) -> Resolve:
         catalogue = self._catalogue
         part = catalogue.only(frozenset(names))
 
-        def find(name: str | None) -> tuple[str, str]:
+        def find(name: str | None, body: bytes) -> tuple[str, str]:
             if not name and part.default != catalogue.default:  # a row would go to the other one
                 raise BadRequest("The request names no model.", param="model")
-            model, adapter = part.resolve(name, None, self._pick)
+            model, adapter = part.resolve(name, None, partial(self._pick, body))
             return model.id, adapter
 
         return find
