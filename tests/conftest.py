@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -27,6 +28,26 @@ pytest_plugins = ["tests.tiers", "tests.costs", "tests.limits"]
 def free_port() -> int:
     """A port of 127.0.0.1 that nothing uses now."""
     return unused()
+
+
+@pytest.fixture
+def patched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """As `monkeypatch.setattr`, for functions: the test fails where this process never called the new one."""
+    uncalled: list[object] = []
+
+    def patch(*where: object) -> None:
+        *place, function = where
+
+        def noted(*args: object, **kwargs: object) -> object:
+            with suppress(ValueError):
+                uncalled.remove(where)
+            return function(*args, **kwargs)
+
+        uncalled.append(where)
+        monkeypatch.setattr(*place, noted)
+
+    yield patch
+    assert not uncalled, f"replaced and never called: {uncalled}"
 
 
 @pytest.fixture(scope="session")

@@ -149,10 +149,10 @@ async def test_the_error_of_a_line_is_that_of_the_same_request_by_http(jobs, ser
     assert (response["status_code"], response["body"]) == (answer.status_code, answer.json())
 
 
-async def test_an_ended_batch_is_removed_when_its_files_have_expired(jobs, monkeypatch):
+async def test_an_ended_batch_is_removed_when_its_files_have_expired(jobs, patched):
     batch = await ended(jobs, (await create(jobs, [line("a")])).id)
     kept = await create(jobs, [line("a", LONG, max_tokens=200)])
-    monkeypatch.setattr("penstock.jobs.batches.now_s", lambda: batch.completed_at + 30 * 24 * 3600)
+    patched("penstock.jobs.batches.now_s", lambda: batch.completed_at + 30 * 24 * 3600)
     await jobs.service.batches.remove_expired()
     assert [one.id async for one in jobs.openai().batches.list()] == [kept.id]
     assert not [one for one in (jobs.storage / "batches").iterdir() if batch.id in one.name]

@@ -199,7 +199,7 @@ async def test_what_utf_8_cannot_hold_comes_without_it(control: LLMControl, hand
 
 
 async def test_a_report_that_cannot_be_made_is_logged_and_ends_the_link(
-    control: LLMControl, handle: Handle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    control: LLMControl, handle: Handle, monkeypatch, patched, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(link, "_AGAIN_S", 0.01)
     replica = Replica("a", handle)
@@ -210,7 +210,7 @@ async def test_a_report_that_cannot_be_made_is_logged_and_ends_the_link(
         say(done)
         replica.fails = True
 
-    monkeypatch.setattr(replica.link, "say", say_and_fail)
+    patched(replica.link, "say", say_and_fail)
     assert (await control.perform("reset_prefix_cache", timeout_s=20.0))["ok"]
     assert "The link to control has failed" in caplog.text
     replica.task.cancel()

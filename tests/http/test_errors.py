@@ -39,15 +39,13 @@ async def test_an_answer_without_content_has_no_length(served: Served):
     assert "content-length" not in answer.headers
 
 
-async def test_a_time_limit_inside_is_not_taken_for_that_of_the_request(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_time_limit_inside_is_not_taken_for_that_of_the_request(served: Served, patched):
     gateway = await served.gateway("m", request_timeout_s=60)
 
     async def all_adapters() -> None:
         raise TimeoutError
 
-    monkeypatch.setattr(gateway._listing, "all", all_adapters)
+    patched(gateway._listing, "all", all_adapters)
     async with served.http() as http:
         answer = await http.get("/v1/models")
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")

@@ -98,12 +98,12 @@ async def test_a_deleted_file_is_gone(jobs):
     assert not [one for one in (jobs.storage / "files").iterdir() if file.id in one.name]
 
 
-async def test_files_expire(jobs, monkeypatch):
+async def test_files_expire(jobs, patched):
     file = await upload(jobs, expires_after={"anchor": "created_at", "seconds": HOUR_S})
     kept = await upload(jobs)
     assert file.expires_at == file.created_at + HOUR_S
     assert kept.expires_at == kept.created_at + 30 * 24 * HOUR_S
-    monkeypatch.setattr("penstock.jobs.records.now_s", lambda: file.created_at + HOUR_S)
+    patched("penstock.jobs.records.now_s", lambda: file.created_at + HOUR_S)
     with pytest.raises(openai.NotFoundError, match="expired"):
         await jobs.openai().files.retrieve(file.id)
     await jobs.service.files.remove_expired()

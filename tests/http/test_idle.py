@@ -30,14 +30,12 @@ class Looks:
         await send({"type": "http.response.body", "body": b"{}"})
 
 
-async def test_an_idle_replica_looks_at_its_load_once_for_each_beat(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-):
+async def test_an_idle_replica_looks_at_its_load_once_for_each_beat(served: Served, monkeypatch, patched):
     beats = []
     monkeypatch.setattr(link, "BEAT_S", 0.3)
     await served.gateway("m")
     report = served.table.report
-    monkeypatch.setattr(served.table, "report", lambda *args: (beats.append(args), report(*args)))
+    patched(served.table, "report", lambda *args: (beats.append(args), report(*args)))
     looks = Looks()
     await served.app(looks, load=looks.load)
     await until(lambda: len(beats) >= 5)
@@ -65,9 +63,9 @@ async def test_the_first_request_after_a_rest_is_reported_before_the_next_beat(
             looks.done.clear()
 
 
-async def test_an_idle_port_wakes_once_a_second(monkeypatch: pytest.MonkeyPatch):
+async def test_an_idle_port_wakes_once_a_second(patched):
     ticks = []
-    monkeypatch.setattr(server, "formatdate", lambda **_: ticks.append("now") or "now")
+    patched(server, "formatdate", lambda **_: ticks.append("now") or "now")
     port = await server.serve_on(Looks(), "127.0.0.1", 0)
     await asyncio.sleep(0.7)
     assert len(ticks) == 1

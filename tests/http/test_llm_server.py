@@ -71,7 +71,7 @@ async def test_an_error_is_yielded():
     ],
 )
 async def test_an_error_is_one_whatever_its_content_type_and_format(
-    monkeypatch: pytest.MonkeyPatch, said: bytes, message: str, code: str
+    patched, said: bytes, message: str, code: str
 ):
     server = await LLMServer(sim())
 
@@ -80,7 +80,7 @@ async def test_an_error_is_one_whatever_its_content_type_and_format(
         await send({"type": "http.response.start", "status": 400, "headers": fields})
         await send({"type": "http.response.body", "body": said})
 
-    monkeypatch.setattr(server, "_app", lambda: app)
+    patched(server, "_app", lambda: app)
     (answer,) = [item async for item in await server.chat({"messages": HELLO})]
     assert isinstance(answer, ErrorResponse)
     assert (answer.error.message, answer.error.code) == (message, code)
@@ -101,9 +101,9 @@ async def test_every_handle_method_answers():
     await server.stop()
 
 
-async def test_a_scrape_of_metrics_is_no_use_of_the_model(monkeypatch: pytest.MonkeyPatch):
+async def test_a_scrape_of_metrics_is_no_use_of_the_model(patched):
     server, asked = await LLMServer(sim()), []
-    monkeypatch.setattr(server.reconciler, "request_arrived", lambda: asked.append(method))
+    patched(server.reconciler, "request_arrived", lambda: asked.append(method))
     for method, path in [("GET", "/metrics"), ("POST", "/tokenize")]:
         scope = {**post_scope(path, 2, {}), "method": method}
         messages = iter([{"type": "http.request", "body": b"{}"}])

@@ -36,7 +36,7 @@ class Steps:
 
 
 @pytest.fixture
-def carried(monkeypatch) -> list[bytes]:
+def carried(monkeypatch, patched) -> list[bytes]:
     """What came over multiplexed connections, in the pieces in which it was read."""
     pieces: list[bytes] = []
     follow = StreamReceiver.follow
@@ -51,7 +51,7 @@ def carried(monkeypatch) -> list[bytes]:
         monkeypatch.setattr(carrier, "read", note)
         await follow(self, carrier, *words)
 
-    monkeypatch.setattr(StreamReceiver, "follow", noted)
+    patched(StreamReceiver, "follow", noted)
     return pieces
 
 
@@ -181,12 +181,12 @@ async def test_a_connection_that_broke_before_the_answer_began_costs_the_stream_
         assert len(steps.asked) == 1
 
 
-async def test_unmultiplexed_streams_come_on_their_own_connections(served: Served, monkeypatch, carried):
+async def test_unmultiplexed_streams_come_on_their_own_connections(served: Served, patched, carried):
     async def refuse(self, receive, send):
         await send({"type": "http.response.start", "status": 404, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    monkeypatch.setattr(StreamSender, "serve", refuse)  # as a replica of an older version would
+    patched(StreamSender, "serve", refuse)  # as a replica of an older version would
     await served.gateway("m")
     await served.app(Steps(30))
     async with served.http() as http:

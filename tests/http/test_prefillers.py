@@ -22,11 +22,9 @@ BODY = b'{"model": "m", "prompt": "a long one", "max_tokens": 1}'
 SCOPE: dict[str, Any] = {"type": "http", "path": "/v1/completions", "headers": []}
 
 
-async def test_an_answer_is_taken_where_the_weights_are_the_same(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-):
+async def test_an_answer_is_taken_where_the_weights_are_the_same(served: Served, patched):
     seen: list[Any] = []
-    monkeypatch.setattr(membership, "follow", lambda model, handle, tell: seen.append(tell))
+    patched(membership, "follow", lambda model, handle, tell: seen.append(tell))
     weights = "default"
     engine = await served.replica(join=False)
     config = sim_config("m").model_copy(update={"prefill": PrefillConfig()})
@@ -42,11 +40,9 @@ async def test_an_answer_is_taken_where_the_weights_are_the_same(
         await halves.close()
 
 
-async def test_a_prompt_keeps_its_class_its_adapter_and_its_id_there(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_prompt_keeps_its_class_its_adapter_and_its_id_there(served: Served, patched):
     seen: list[Any] = []
-    monkeypatch.setattr(membership, "follow", lambda model, handle, tell: seen.append(tell))
+    patched(membership, "follow", lambda model, handle, tell: seen.append(tell))
     asked: list[tuple[str, str, bytes | None, bytes]] = []
 
     async def prefill(scope: Any, receive: Any, send: Any) -> None:
@@ -71,12 +67,10 @@ async def test_a_prompt_keeps_its_class_its_adapter_and_its_id_there(
         await halves.close()
 
 
-async def test_a_warm_up_that_takes_too_long_is_ended_in_the_engine(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_warm_up_that_takes_too_long_is_ended_in_the_engine(served: Served, monkeypatch, patched):
     """Else a fetch from a prefill replica that died would stay there."""
     seen: list[Any] = []
-    monkeypatch.setattr(membership, "follow", lambda model, handle, tell: seen.append(tell))
+    patched(membership, "follow", lambda model, handle, tell: seen.append(tell))
     monkeypatch.setattr(prefill_client, "_WARM_LIMIT_S", 1.0)
     ended = asyncio.Event()
 

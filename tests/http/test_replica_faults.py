@@ -211,9 +211,7 @@ async def test_a_full_backlog_costs_nothing(served: Served, network: bool):
 
 
 @pytest.mark.parametrize("stored", [False, True], ids=["new", "stored"])
-async def test_a_replica_that_cannot_be_reached_now_is_asked_again(
-    served: Served, monkeypatch: pytest.MonkeyPatch, stored: bool
-):
+async def test_a_replica_that_cannot_be_reached_now_is_asked_again(served: Served, patched, stored: bool):
     """It is not taken for dead: its link stays, and brings no new hello; nothing that it stores is lost."""
     await served.gateway("m", wait_for_replica_s=20)
     one = await replica(served)
@@ -226,7 +224,7 @@ async def test_a_replica_that_cannot_be_reached_now_is_asked_again(
             raise failures.pop()
         return await connect()
 
-    monkeypatch.setattr(pool, "connect", busy)
+    patched(pool, "connect", busy)
     hellos = member.hellos
     async with served.http() as http:
         path = f"/v1/responses/{new_id(one.listener.address.replica_id)}"

@@ -281,7 +281,7 @@ async def test_an_engine_that_fails_to_unload_or_load_loses_no_place(
         await asyncio.gather(kept.use("a"), kept.use("b"))
 
 
-async def test_a_broken_one_is_not_tried_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_broken_one_is_not_tried_again_at_once(tmp_path: Path, patched):
     async with keeping(tmp_path) as kept:
         write(tmp_path, "bad", "{")
         for _ in range(3):
@@ -292,7 +292,7 @@ async def test_a_broken_one_is_not_tried_again_at_once(tmp_path: Path, monkeypat
         assert kept.engine.told == ["+bad@1"]
         write(tmp_path, "bad")
         now = store.time.monotonic()
-        monkeypatch.setattr(store.time, "monotonic", lambda: now + store._FAILURE_KEPT_S)
+        patched(store.time, "monotonic", lambda: now + store._FAILURE_KEPT_S)
         assert await kept.use("bad") == "bad@2"
 
 
@@ -348,10 +348,10 @@ async def test_downloads_that_hang_hold_up_no_other_adapter(tmp_path: Path):
         await asyncio.gather(*hanging)
 
 
-async def test_asking_for_nonsense_lists_the_source_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_asking_for_nonsense_lists_the_source_once(tmp_path: Path, patched):
     listed: list[str] = []
     children = sources.children
-    monkeypatch.setattr(sources, "children", lambda path, file: listed.append(path) or children(path, file))
+    patched(sources, "children", lambda path, file: listed.append(path) or children(path, file))
     async with keeping(tmp_path) as kept:
         asked = await asyncio.gather(*(kept.use(f"no{n}") for n in range(50)), return_exceptions=True)
         assert all("There are: 'a', 'b'" in str(error) for error in asked)
@@ -360,7 +360,7 @@ async def test_asking_for_nonsense_lists_the_source_once(tmp_path: Path, monkeyp
 
 
 async def test_nonsense_that_is_looked_for_keeps_no_real_adapter_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch, patched
 ):
     go_on, stamp = threading.Event(), AdapterDownloader.stamp
 
@@ -369,7 +369,7 @@ async def test_nonsense_that_is_looked_for_keeps_no_real_adapter_waiting(
         go_on.wait(10)
         return stamp(self, lora_model_id, llm_config)
 
-    monkeypatch.setattr(AdapterDownloader, "stamp", slow)
+    patched(AdapterDownloader, "stamp", slow)
     monkeypatch.setattr(source, "_NAMES_KEPT_S", 0.0)
     async with keeping(tmp_path) as kept:
         nonsense = [asyncio.create_task(kept.use(f"no{n}")) for n in range(50)]
@@ -382,12 +382,12 @@ async def test_nonsense_that_is_looked_for_keeps_no_real_adapter_waiting(
 
 
 async def test_where_names_cannot_be_listed_nonsense_is_looked_for_before_it_is_fetched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, patched
 ):
     def unlistable(path: str, holding: str) -> list[str]:
         raise DownloadFailed("The bucket lists nothing.")
 
-    monkeypatch.setattr(sources, "children", unlistable)
+    patched(sources, "children", unlistable)
     async with keeping(tmp_path) as kept:
         with pytest.raises(ModelNotFound, match="cannot be listed"):
             await kept.use("nonsense")

@@ -188,7 +188,7 @@ async def test_a_request_that_a_replica_failed_waits_where_new_ones_may_not():
 
 
 @pytest.fixture
-async def timers(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.TimerHandle]:
+async def timers(patched) -> list[asyncio.TimerHandle]:
     """All that the loop is given."""
     loop, found = asyncio.get_running_loop(), list[asyncio.TimerHandle]()
     later = loop.call_later
@@ -197,7 +197,7 @@ async def timers(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.TimerHandle]:
         found.append(later(*args, **kwargs))
         return found[-1]
 
-    monkeypatch.setattr(loop, "call_later", call_later)
+    patched(loop, "call_later", call_later)
     return found
 
 

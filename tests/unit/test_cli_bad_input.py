@@ -133,11 +133,11 @@ def test_a_misspelt_variable_is_told_by_each_command(ended, monkeypatch: pytest.
     assert (code, "PENSTOCK_ACCELERATOR" in err) == (2, True)
 
 
-def test_a_fault_of_ours_says_so_and_where_its_traceback_is(ended, monkeypatch: pytest.MonkeyPatch):
+def test_a_fault_of_ours_says_so_and_where_its_traceback_is(ended, patched):
     def broken(*_words: object, **_options: object) -> int:
         raise KeyError("lost")
 
-    monkeypatch.setattr(check, "check", broken)
+    patched(check, "check", broken)
     code, err = ended("check", "any.yaml")
     assert code == 1
     assert "A fault of Penstock itself (KeyError: 'lost')" in err
@@ -193,11 +193,9 @@ def test_it_is_told_before_ray_starts(
     says: list[str],
     ended,
     folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    patched,
 ):
-    monkeypatch.setattr(
-        Path, "glob", lambda self, pattern: iter(()) if str(self) == "/dev" else GLOB(self, pattern)
-    )
+    patched(Path, "glob", lambda self, pattern: iter(()) if str(self) == "/dev" else GLOB(self, pattern))
     model = "model_loading_config: {model_id: m, model_source: demo}\n"
     adapters = "lora_config: {dynamic_lora_loading_path: ./no-such-adapters}\n"
     (folder / "no-adapters.yaml").write_text(f"{model}{adapters}")

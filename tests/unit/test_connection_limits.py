@@ -57,8 +57,8 @@ def test_where_all_have_too_many_the_address_with_the_most_loses_its_oldest():
 
 
 @pytest.mark.parametrize(("files", "most"), [(8, 4), (9, 4), (resource.RLIM_INFINITY, 20)])
-def test_half_of_our_files_may_be_connections_that_wait(files: int, most: int, monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1, files))
+def test_half_of_our_files_may_be_connections_that_wait(files: int, most: int, patched):
+    patched(resource, "getrlimit", lambda kind: (1, files))
     port = Connections()
     joined(port, *(str(number) for number in range(20)))
     assert port.waiting == most

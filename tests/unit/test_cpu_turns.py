@@ -71,10 +71,10 @@ def test_a_policy_that_a_user_chose_stays() -> None:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def test_where_it_is_forbidden_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_is_forbidden_nothing_fails(patched) -> None:
     def forbid(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(os, "sched_setscheduler", forbid)
+    patched(os, "sched_setscheduler", forbid)
     with cpu_turns.children_wait():
         assert os.sched_getscheduler(0) == os.SCHED_OTHER

@@ -176,7 +176,7 @@ async def test_a_stop_asked_twice_does_not_wait_for_rows(spec):
     assert (done.ended, done.ok, done.waiting) == ("SIGINT", 0, 4)
 
 
-async def test_rows_that_the_disk_lost_run_again_and_count_once(spec, monkeypatch):
+async def test_rows_that_the_disk_lost_run_again_and_count_once(spec, patched):
     job_spec = spec(texts(10))
     segment = Path(job_spec.journal.url, "0001-engine-1.jsonl")
 
@@ -185,7 +185,7 @@ async def test_rows_that_the_disk_lost_run_again_and_count_once(spec, monkeypatc
             segment.write_bytes(b"".join(lines[:6]))
         return Index(*where)
 
-    monkeypatch.setattr("penstock.data.job.job.Index", losing)
+    patched("penstock.data.job.job.Index", losing)
     work = job(job_spec)
     done = await work.run()
     assert (done.ok, done.run_rows, len(read(job_spec.output))) == (10, 14, 10)
@@ -530,7 +530,7 @@ async def test_a_row_that_breaks_its_template_fails_alone(spec):
     assert dead[0]["error"]["message"].startswith("The prompt cannot be made of the row: Unknown format code")
 
 
-async def test_a_row_that_breaks_our_own_code_fails_alone(spec, monkeypatch):
+async def test_a_row_that_breaks_our_own_code_fails_alone(spec, patched):
     from penstock.data.job import pending
 
     real = pending.build_request
@@ -540,7 +540,7 @@ async def test_a_row_that_breaks_our_own_code_fails_alone(spec, monkeypatch):
             raise ArithmeticError("sampling_rate is 0")
         return real(fields, *rest)
 
-    monkeypatch.setattr(pending, "build_request", broken)
+    patched(pending, "build_request", broken)
     job_spec = spec(texts(3))
     done = await job(job_spec).run()
     assert (done.ok, done.errors) == (2, {"own_code_failed": 1})
@@ -587,12 +587,12 @@ async def test_a_limit_that_is_reached_with_the_last_row_stops_nothing(spec):
     assert (await job(job_spec, limits=Limits(tokens=18)).run()).ended == "finished"
 
 
-async def test_the_state_of_a_job_says_why_it_failed(spec, monkeypatch):
+async def test_the_state_of_a_job_says_why_it_failed(spec, monkeypatch, patched):
     def refused(*_: object) -> None:
         raise Unavailable("no key")
 
     job_spec = spec(texts(3))
-    monkeypatch.setattr("penstock.data.job.job.OutputWriter.write", refused)
+    patched("penstock.data.job.job.OutputWriter.write", refused)
     with pytest.raises(Unavailable):
         await job(job_spec).run()
     found = manifest.read(job_spec.journal)
@@ -602,7 +602,7 @@ async def test_the_state_of_a_job_says_why_it_failed(spec, monkeypatch):
     assert (await job(job_spec).run()).run_rows == 0
 
 
-async def test_an_answer_that_breaks_our_own_code_fails_its_row_alone(spec, monkeypatch):
+async def test_an_answer_that_breaks_our_own_code_fails_its_row_alone(spec, patched):
     from penstock.data.execution import window
 
     real = window.classify_response
@@ -612,7 +612,7 @@ async def test_an_answer_that_breaks_our_own_code_fails_its_row_alone(spec, monk
             raise ArithmeticError("odd")
         return real(answer, attempts)
 
-    monkeypatch.setattr(window, "classify_response", broken)
+    patched(window, "classify_response", broken)
     done = await job(spec(texts(3))).run()
     assert (done.ok, done.errors) == (2, {"internal_error": 1})
 
@@ -782,7 +782,7 @@ async def test_what_cannot_be_run_leaves_nothing_to_go_on_with(spec):
     assert (await job(spec(texts(1))).run()).ok == 1
 
 
-async def test_a_bucket_that_takes_no_last_object_ends_the_job(tmp_path: Path, monkeypatch):
+async def test_a_bucket_that_takes_no_last_object_ends_the_job(tmp_path: Path, monkeypatch, patched):
     """No other line follows that could meet the error: every row waits to be kept."""
     written = RemotePath.write
 
@@ -791,7 +791,7 @@ async def test_a_bucket_that_takes_no_last_object_ends_the_job(tmp_path: Path, m
             raise Unavailable("The credentials have expired.")
         written(self, data)
 
-    monkeypatch.setattr(RemotePath, "write", write)
+    patched(RemotePath, "write", write)
     storage_path(f"memory://{tmp_path.name}/in.jsonl").write(b'{"prompt": "x"}\n')
     job_spec = JobSpec(
         inputs=(f"memory://{tmp_path.name}/in.jsonl",), output=f"memory://{tmp_path.name}/out.jsonl"
@@ -863,7 +863,7 @@ async def test_a_worker_that_only_dies_is_given_up_however_well_others_work(spec
     assert (done.ok, done.failed, pool.died) == (60, 0, 3)
 
 
-async def test_who_lost_the_output_to_another_driver_writes_nothing(spec, monkeypatch):
+async def test_who_lost_the_output_to_another_driver_writes_nothing(spec, patched):
     class Lost:
         def lost(self) -> bool:
             return bool(list(Path(job_spec.journal.url).glob("*engine*")))
@@ -874,7 +874,7 @@ async def test_who_lost_the_output_to_another_driver_writes_nothing(spec, monkey
 
         def release(self) -> None: ...
 
-    monkeypatch.setattr("penstock.data.job.job.acquire_lock", lambda journal: Lost())
+    patched("penstock.data.job.job.acquire_lock", lambda journal: Lost())
     job_spec = spec(texts(3))
     with pytest.raises(OutputLocked, match="Another driver has taken over this output"):
         await job(job_spec).run()
@@ -882,7 +882,7 @@ async def test_who_lost_the_output_to_another_driver_writes_nothing(spec, monkey
     assert manifest.read(job_spec.journal).stop_reason is None
 
 
-async def test_a_job_that_is_cancelled_while_it_takes_its_lock_leaves_the_output_free(spec, monkeypatch):
+async def test_a_job_that_is_cancelled_while_it_takes_its_lock_leaves_the_output_free(spec, patched):
     asked, go, taken = threading.Event(), threading.Event(), threading.Event()
 
     def slowly(journal: LocalPath):
@@ -892,7 +892,7 @@ async def test_a_job_that_is_cancelled_while_it_takes_its_lock_leaves_the_output
         taken.set()
         return lock
 
-    monkeypatch.setattr("penstock.data.job.job.acquire_lock", slowly)
+    patched("penstock.data.job.job.acquire_lock", slowly)
     job_spec = spec(texts(1))
     running = asyncio.create_task(job(job_spec).run())
     await asyncio.to_thread(asked.wait, 10)
@@ -904,12 +904,12 @@ async def test_a_job_that_is_cancelled_while_it_takes_its_lock_leaves_the_output
     acquire_lock(job_spec.journal).release()
 
 
-def test_a_template_of_the_model_that_refuses_a_row_is_its_fault(spec, monkeypatch):
+def test_a_template_of_the_model_that_refuses_a_row_is_its_fault(spec, patched):
     class Template:
         def apply_chat_template(self, messages, **options):
             raise ValueError("System role not supported")
 
-    monkeypatch.setattr("penstock.data.job.preview._load_template", lambda config: (Template(), ""))
+    patched("penstock.data.job.preview._load_template", lambda config: (Template(), ""))
     found = preview(spec([{"messages": [{"role": "user", "content": "x"}]}]))
     assert (found.good, found.faults) == (
         0,
@@ -917,9 +917,9 @@ def test_a_template_of_the_model_that_refuses_a_row_is_its_fault(spec, monkeypat
     )
 
 
-async def test_a_service_that_never_answers_is_not_waited_for_without_end(monkeypatch):
+async def test_a_service_that_never_answers_is_not_waited_for_without_end(patched):
     made = Mock()
-    monkeypatch.setattr("penstock.data.backends.openai_service.OpenAIService", made)
+    patched("penstock.data.backends.openai_service.OpenAIService", made)
     make_worker_pool(EngineSpec(url="http://x"), None).make_worker(
         storage_path("/nowhere"), "a", RetryPolicy()
     )
@@ -967,9 +967,9 @@ SIM = LLMConfig(
 
 
 @pytest.fixture
-def in_process(monkeypatch):
+def in_process(patched):
     """`batch()` with its engine in this process."""
-    monkeypatch.setattr(
+    patched(
         "penstock.data.job.api.make_worker_pool",
         lambda engines, config, **_: InProcessPool(lambda: InProcessEngine(config)),
     )

@@ -287,9 +287,9 @@ def test_a_line_that_comes_while_the_last_object_is_written_is_in_another_one(cl
     assert list(folder.objects.values()) == [encode_entry(Entry(row, ok())) for row in range(2)]
 
 
-def test_a_disk_is_asked_to_keep_what_is_new_once_a_second(tmp_path: Path, clock: Clock, monkeypatch):
+def test_a_disk_is_asked_to_keep_what_is_new_once_a_second(tmp_path: Path, clock: Clock, patched):
     synced, real = [], os.fsync
-    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(clock.now), real(file)))
+    patched(os, "fsync", lambda file: (synced.append(clock.now), real(file)))
     open_files = len(os.listdir("/proc/self/fd"))
     segment, *others = (
         Segment(folder, name)
@@ -360,14 +360,14 @@ def test_after_a_full_disk_no_line_goes_behind_the_torn_one(tmp_path: Path, monk
     assert [index(tmp_path).state(row) for row in range(3)] == ["ok", None, None]
 
 
-def test_a_disk_that_does_not_take_what_was_written_is_told(tmp_path: Path, monkeypatch):
+def test_a_disk_that_does_not_take_what_was_written_is_told(tmp_path: Path, patched):
     broken = threading.Event()
     segment = Segment(storage_path(tmp_path), "0001-a", lambda error: broken.set())
 
     def failing(file: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(os, "fsync", failing)
+    patched(os, "fsync", failing)
     segment.append(Entry(0, ok()), lambda: None)
     assert broken.wait(20)
     with pytest.raises(Unavailable, match="Input/output error"):

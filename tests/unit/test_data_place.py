@@ -166,12 +166,12 @@ def test_outputs_of_jobs_are_read_only_by_their_own_names(root):
         names_of("/out*.jsonl")
 
 
-def test_a_glob_lists_only_folders_that_it_names(tmp_path: Path, monkeypatch):
+def test_a_glob_lists_only_folders_that_it_names(tmp_path: Path, patched):
     listed: list[str] = []
     real = os.scandir
     for name in ("a/1.jsonl", "a/deep/2.jsonl", "b/deeper/still/3.jsonl"):
         (storage_path(tmp_path) / name).write(b"x")
-    monkeypatch.setattr(os, "scandir", lambda at: [listed.append(str(at)), real(at)][1])
+    patched(os, "scandir", lambda at: [listed.append(str(at)), real(at)][1])
     assert [where.name for where, _ in expand_glob(f"{tmp_path}/a/*.jsonl")] == ["1.jsonl"]
     assert listed == [str(tmp_path / "a")]
     assert [where.name for where, _ in expand_glob(f"{tmp_path}/*/*.jsonl")] == ["1.jsonl"]
@@ -231,14 +231,14 @@ def test_places_of_a_bucket_share_one_client(s3):
 
 
 @pytest.mark.parametrize("url", ["s3://jobs/torn", "memory://torn"])
-def test_an_upload_that_breaks_leaves_no_half_of_a_file(s3, url: str, tmp_path: Path, monkeypatch):
+def test_an_upload_that_breaks_leaves_no_half_of_a_file(s3, url: str, tmp_path: Path, patched):
     def breaks(source, target, size):
         target.write(source.read(1))
         raise OSError("The disk cannot be read.")
 
     (tmp_path / "whole").write_bytes(b"whole")
-    monkeypatch.setattr("penstock.sources.failures.pause_s", lambda attempt: 0.0)
-    monkeypatch.setattr(shutil, "copyfileobj", breaks)
+    patched("penstock.sources.failures.pause_s", lambda attempt: 0.0)
+    patched(shutil, "copyfileobj", breaks)
     with pytest.raises(Unavailable, match="cannot be written"):
         storage_path(url).upload(tmp_path / "whole")
     assert not storage_path(url).exists()

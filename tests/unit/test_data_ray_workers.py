@@ -11,14 +11,14 @@ from penstock.data.job.ray_workers import RayActorPool
 from penstock.data.storage.paths import storage_path
 
 
-async def test_an_actor_that_cannot_be_made_leaves_no_placement_group(tmp_path, monkeypatch):
+async def test_an_actor_that_cannot_be_made_leaves_no_placement_group(tmp_path, monkeypatch, patched):
     removed = Mock()
     made = Mock()
     made.options.return_value.remote.side_effect = ValueError("No such resource.")
-    monkeypatch.setattr(ray_workers, "placement_group", Mock(return_value="group"))
+    patched(ray_workers, "placement_group", Mock(return_value="group"))
     monkeypatch.setattr(ray_workers, "PlacementGroupSchedulingStrategy", Mock())
-    monkeypatch.setattr(ray_workers, "remove_placement_group", removed)
-    monkeypatch.setattr(ray_workers.ray, "remote", Mock(return_value=made))
+    patched(ray_workers, "remove_placement_group", removed)
+    patched(ray_workers.ray, "remote", Mock(return_value=made))
     config = LLMConfig(
         model_loading_config={"model_id": "m"},
         placement_group_config={"bundles": [{"CPU": 1}], "strategy": "PACK"},

@@ -270,7 +270,7 @@ def test_a_file_that_cannot_be_read_is_named_in_one_sentence(tmp_path: Path, nam
     assert "\n" not in str(refused.value)
 
 
-def test_a_bucket_that_breaks_off_is_read_on_from_the_same_row(monkeypatch):
+def test_a_bucket_that_breaks_off_is_read_on_from_the_same_row(patched):
     class Breaking(io.BytesIO):
         opened = 0
 
@@ -284,12 +284,12 @@ def test_a_bucket_that_breaks_off_is_read_on_from_the_same_row(monkeypatch):
                 raise OSError("AWS Error NETWORK_CONNECTION during GetObject: curlCode: 56")
             return super().readinto(memoryview(buffer)[: 1 << 19])
 
-    monkeypatch.setattr("penstock.sources.failures.pause_s", lambda attempt: 0.0)
+    patched("penstock.sources.failures.pause_s", lambda attempt: 0.0)
     storage_path("memory://breaking/a.jsonl").write(
         b"".join(b'{"a": %d, "pad": "%s"}\n' % (row, b"x" * 1000) for row in range(3000))
     )
     data = storage_path("memory://breaking/a.jsonl").read()
-    monkeypatch.setattr(RemotePath, "open", lambda self: Breaking(data))
+    patched(RemotePath, "open", lambda self: Breaking(data))
     assert [row.fields["a"] for row in rows("memory://breaking/a.jsonl")] == list(range(3000))
     assert Breaking.opened == 3
 

@@ -239,7 +239,7 @@ def test_an_input_that_became_shorter_gives_no_output(tmp_path: Path, rows):
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_a_folder_is_not_complete_while_its_parts_are_replaced(tmp_path: Path, rows, monkeypatch):
+def test_a_folder_is_not_complete_while_its_parts_are_replaced(tmp_path: Path, rows, patched):
     written(tmp_path, "in.jsonl", "out/", [ok(), failed(), ok()])
     seen = []
 
@@ -247,7 +247,7 @@ def test_a_folder_is_not_complete_while_its_parts_are_replaced(tmp_path: Path, r
         seen.append((to.name, (tmp_path / "out/_SUCCESS").exists()))
         return atomic_write(to)
 
-    monkeypatch.setattr("penstock.data.job.output.atomic_write", file)
+    patched("penstock.data.job.output.atomic_write", file)
     written(tmp_path, "in.jsonl", "out/", [ok(), ok(), failed()])
     assert seen == [("part-00000.jsonl", False), ("out.failed.jsonl", True)]
 
@@ -345,14 +345,14 @@ def test_values_of_parquet_are_written_without_loss_and_without_quotes(tmp_path:
     ids=["refused while it is read", "of which a later one makes an earlier one unsafe"],
 )
 def test_columns_of_mixed_types_cost_one_more_writing_at_most(
-    tmp_path: Path, monkeypatch, first: object, last: object, passes: int
+    tmp_path: Path, patched, first: object, last: object, passes: int
 ):
     names = [f"c{number}" for number in range(12)]
     rows = [*[dict.fromkeys(names, first)] * 2000, dict.fromkeys(names, last)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     made = []
     real = OutputWriter._result_row
-    monkeypatch.setattr(OutputWriter, "_result_row", lambda *row: [made.append(1), real(*row)][1])
+    patched(OutputWriter, "_result_row", lambda *row: [made.append(1), real(*row)][1])
     written(tmp_path, "in.jsonl", "out.parquet", [ok()] * len(rows))
     assert len(made) == passes * len(rows)
     found = pq.read_table(tmp_path / "out.parquet").select(names).to_pylist()

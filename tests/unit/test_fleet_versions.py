@@ -41,9 +41,9 @@ async def test_the_last_50_are_kept(file: Path):
         await fleet.rollback(10, "me")
 
 
-def test_only_an_apply_that_goes_on_ends(file: Path, monkeypatch: pytest.MonkeyPatch):
+def test_only_an_apply_that_goes_on_ends(file: Path, patched):
     notes: list[str] = []
-    monkeypatch.setattr("penstock.progress.note", notes.append)
+    patched("penstock.progress.note", notes.append)
     fleet = FleetVersions(DesiredStates(file).connection, "app")
     version = fleet._add("ci", "a live", APPLYING, {}, {"a": 100})
     fleet._end(version, SUPERSEDED)

@@ -345,7 +345,7 @@ def test_serve_takes_silent_processes_without_an_engine_for_dead_after_6_s():
         assert config.health_check_period_s + 3 * config.health_check_timeout_s == pytest.approx(6, abs=0.2)
 
 
-def test_the_first_of_a_long_line_is_found_at_once(monkeypatch: pytest.MonkeyPatch):
+def test_the_first_of_a_long_line_is_found_at_once(patched):
     """In a dict it is not: Python looks over the places of all that stood before it."""
     line = admission.AdmissionQueue(
         ServedModel("m", 1), Table("n"), policy("round_robin"), GatewayMetrics().model("m"), 30.0
@@ -353,7 +353,7 @@ def test_the_first_of_a_long_line_is_found_at_once(monkeypatch: pytest.MonkeyPat
     waiting = line._by_tier["default"]
     for number in range(100_000):
         waiting.put(number, None)
-    monkeypatch.setattr(line, "_grant", lambda waiter, _: waiting.discard(waiter, None) is None)
+    patched(line, "_grant", lambda waiter, _: waiting.discard(waiter, None) is None)
     began = time.thread_time()
     line.offer(Replica("m", Address("a", "n", "/none", None, None, "s")))
     assert len(line) == 0

@@ -41,7 +41,7 @@ def folder() -> StoragePath:
 
 
 @pytest.fixture
-def cut_off(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+def cut_off(patched) -> set[str]:
     """Parts of names; objects with one of them cannot be written, and their writers wait for it."""
     parts, written = set[str](), RemotePath.write
 
@@ -50,7 +50,7 @@ def cut_off(monkeypatch: pytest.MonkeyPatch) -> set[str]:
             raise Unavailable("The bucket cannot be reached.")
         written(path, data)
 
-    monkeypatch.setattr(RemotePath, "write", write)
+    patched(RemotePath, "write", write)
     return parts
 
 
@@ -100,13 +100,13 @@ def test_one_who_looks_at_a_lock_holds_nobody_up(tmp_path: Path, monkeypatch: py
         acquire_lock(journal).release()
 
 
-def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_system_without_locks_is_named(tmp_path: Path, patched):
     (tmp_path / "driver").touch()
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    patched(fcntl, "flock", refuse)
     for call in (acquire_lock, is_locked):
         with pytest.raises(Unavailable, match=r"driver' cannot be locked: No locks available\. Write"):
             call(storage_path(tmp_path))
@@ -127,13 +127,11 @@ def test_a_lock_names_its_owner_alone(tmp_path: Path):
     ],
     ids=["named", "torn"],
 )
-def test_who_is_outranked_as_it_starts_goes_at_once(
-    folder: StoragePath, monkeypatch: pytest.MonkeyPatch, beat: bytes, said: str
-):
+def test_who_is_outranked_as_it_starts_goes_at_once(folder: StoragePath, patched, beat: bytes, said: str):
     def other(_: float) -> None:
         (folder / "drivers" / "ffffffffff00-0123abcd").write(beat)
 
-    monkeypatch.setattr("penstock.data.journal.lock.time.sleep", other)
+    patched("penstock.data.journal.lock.time.sleep", other)
     with pytest.raises(OutputLocked, match=said):
         acquire_lock(folder)
     assert [file.name for file in (folder / "drivers").files()] == ["ffffffffff00-0123abcd"]
@@ -181,9 +179,7 @@ def test_an_owner_that_slept_asks_the_bucket_itself(folder: StoragePath, monkeyp
     first.release()
 
 
-def test_an_owner_that_missed_heartbeats_takes_itself_for_replaced(
-    folder: StoragePath, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_owner_that_missed_heartbeats_takes_itself_for_replaced(folder: StoragePath, monkeypatch, patched):
     lock, written = acquire_lock(folder), RemotePath.write
     beats, told = iter("x" * 15 + "." + "x" * 16), threading.Event()
 
@@ -197,7 +193,7 @@ def test_an_owner_that_missed_heartbeats_takes_itself_for_replaced(
             told.set()
 
     monkeypatch.setattr("penstock.data.journal.lock.HEARTBEAT_S", 0.002)
-    monkeypatch.setattr(RemotePath, "write", write)
+    patched(RemotePath, "write", write)
     assert told.wait(20)
     assert lock.lost() is True
     lock.release()
@@ -269,7 +265,7 @@ def test_a_replaced_owner_writes_no_record(folder: StoragePath, cut_off: set[str
 
 
 def test_a_record_that_arrives_late_replaces_none_of_a_successor(
-    folder: StoragePath, cut_off: set[str], monkeypatch: pytest.MonkeyPatch
+    folder: StoragePath, cut_off: set[str], patched
 ):
     """Its owner was stopped between its look at the lock and its write."""
     first, second = JobStorage(folder.url), JobStorage(folder.url)
@@ -283,7 +279,7 @@ def test_a_record_that_arrives_late_replaces_none_of_a_successor(
             goes_on.wait(60)
         written(path, data)
 
-    monkeypatch.setattr(RemotePath, "write", write)
+    patched(RemotePath, "write", write)
     with ThreadPoolExecutor() as pool:
         late = pool.submit(first.write, "batches", "a", Record("late"))
         assert sends.wait(60)

@@ -69,15 +69,15 @@ def test_a_cluster_of_another_version_is_told_in_one_sentence(starts):
 @pytest.mark.parametrize(
     ("version", "says"), [("2.56.1", "Ray 2.56.1 is installed"), (None, "not installed")]
 )
-def test_a_ray_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch, version: str | None, says: str):
-    monkeypatch.setattr(ray_version, "installed", lambda: version)
+def test_a_ray_that_is_too_old_is_told(patched, version: str | None, says: str):
+    patched(ray_version, "installed", lambda: version)
     with pytest.raises(Unavailable, match=f"{says}.*`pip install"):
         ray_version.check()
 
 
 @pytest.mark.parametrize("version", ["2.57.0", "2.60.3", "2.61.0", "3.0.0.dev0"])
-def test_newer_rays_are_tried(monkeypatch: pytest.MonkeyPatch, version: str):
-    monkeypatch.setattr(ray_version, "installed", lambda: version)
+def test_newer_rays_are_tried(patched, version: str):
+    patched(ray_version, "installed", lambda: version)
     ray_version.check()
 
 

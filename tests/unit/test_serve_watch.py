@@ -65,15 +65,13 @@ def test_a_model_whose_other_application_is_deleted_comes_home(
     assert caplog.text.count("has been deleted") == 1
 
 
-async def test_an_application_is_ending_only_when_serve_says_so(
-    desired: DesiredStates, monkeypatch: pytest.MonkeyPatch
-):
+async def test_an_application_is_ending_only_when_serve_says_so(desired: DesiredStates, monkeypatch, patched):
     watch = watching(desired)
 
     def fails() -> None:
         raise RuntimeError("Serve's controller is busy")
 
-    monkeypatch.setattr(gateways, "known", fails)
+    patched(gateways, "known", fails)
     assert not await watch.is_app_ending()
     for found, ending in [
         ({"own": application()}, False),
@@ -84,9 +82,7 @@ async def test_an_application_is_ending_only_when_serve_says_so(
         assert await watch.is_app_ending() is ending
 
 
-async def test_a_change_while_serve_is_asked_has_it_asked_again(
-    desired: DesiredStates, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_change_while_serve_is_asked_has_it_asked_again(desired: DesiredStates, monkeypatch, patched):
     asked, loop = asyncio.Queue[None](), asyncio.get_running_loop()
 
     def known() -> dict[str, ApplicationStatusOverview]:
@@ -94,7 +90,7 @@ async def test_a_change_while_serve_is_asked_has_it_asked_again(
         loop.call_soon_threadsafe(asked.put_nowait, None)
         return {}
 
-    monkeypatch.setattr(gateways, "known", known)
+    patched(gateways, "known", known)
     monkeypatch.setattr(gateways, "_LOOK_S", 3600.0)
     monkeypatch.setattr(gateways, "_GAP_S", 0.0)
     task = asyncio.create_task(watching(desired).watch(lambda names: None))

@@ -235,7 +235,7 @@ def test_weights_come_in_one_format():
     assert "pytorch_model.bin" in sources.model_files(["config.json", "pytorch_model.bin"])
 
 
-def test_a_version_appears_when_all_of_it_is_on_the_disk(adapters: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_version_appears_when_all_of_it_is_on_the_disk(adapters: str, patched):
     synced: list[str] = []
     fsync = os.fsync
 
@@ -243,7 +243,7 @@ def test_a_version_appears_when_all_of_it_is_on_the_disk(adapters: str, monkeypa
         synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
         fsync(descriptor)
 
-    monkeypatch.setattr(os, "fsync", noted)
+    patched(os, "fsync", noted)
     folder = sources.fetch(adapters)
     below = [path.relative_to(folder).as_posix() for path in folder.rglob("*")]
     assert {f"{folder}.partial/{name}" for name in below} | {f"{folder}.partial"} <= set(synced)
@@ -259,15 +259,15 @@ def test_only_files_that_end_are_read(tmp_path: Path):
             storage_path(source).read()
 
 
-def test_everything_that_is_read_is_tried_again_after_the_same_pauses(monkeypatch: pytest.MonkeyPatch):
+def test_everything_that_is_read_is_tried_again_after_the_same_pauses(patched):
     pauses: list[float] = []
 
     def lost(*args: object, **options: object) -> None:
         raise ConnectionError
 
-    monkeypatch.setattr(time, "sleep", pauses.append)
-    monkeypatch.setattr(type(fsspec.filesystem("memory")), "_open", lost)
-    monkeypatch.setattr(type(fsspec.filesystem("memory")), "isfile", lambda *args: True)
+    patched(time, "sleep", pauses.append)
+    patched(type(fsspec.filesystem("memory")), "_open", lost)
+    patched(type(fsspec.filesystem("memory")), "isfile", lambda *args: True)
     with pytest.raises(Unavailable, match="tries: the connection was lost"):
         storage_path("memory://away").read()
     assert pauses == [0.5, 1.0, 2.0]

@@ -114,7 +114,7 @@ def test_questions_that_are_missing_are_not_asked(llm: penstock.LLM, make: Any):
     assert list(llm.map(make(["a", None, " ", "b"]))) == ["a", None, None, "b"]
 
 
-def test_system_goes_before_each_question(llm: penstock.LLM, monkeypatch: pytest.MonkeyPatch):
+def test_system_goes_before_each_question(llm: penstock.LLM, patched):
     asked: list[Any] = []
     send = llm._window.run
 
@@ -122,7 +122,7 @@ def test_system_goes_before_each_question(llm: penstock.LLM, monkeypatch: pytest
         asked.append(request.body)
         return await send(request)
 
-    monkeypatch.setattr(llm._window, "run", run)
+    patched(llm._window, "run", run)
     conversation = [{"role": "user", "content": "b"}]
     assert llm.map(["a", conversation], system="Be {brief}.") == ["a", "b"]
     assert all(

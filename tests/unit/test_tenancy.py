@@ -510,14 +510,14 @@ def test_the_audit_log_is_append_only_and_has_what_gateways_notice_once(store: U
 
 
 @pytest.mark.parametrize("loads", [(1, 1, 1), (4, 1, 0), (3, 0, 0)])
-def test_three_gateways_keep_a_limit_and_use_it(store: UsageStore, monkeypatch, loads: tuple[int, ...]):
+def test_three_gateways_keep_a_limit_and_use_it(store: UsageStore, patched, loads: tuple[int, ...]):
     """At most 3 % more than the limit in any minute, and at least 95 % of it in five. loads: how much is
     asked of each gateway, which later moves to the next one.
     """
     limit, size, seconds = 60_000, 100, 300
     gateways = [Process(store, tokens_per_minute=limit) for _ in loads]
     clock = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    patched(time, "monotonic", lambda: clock)
     for one in gateways:
         one.clock = clock
         one.settle()

@@ -105,15 +105,15 @@ async def test_control_forgets_gateways_that_have_ended(tmp_path: Path, monkeypa
     assert made.models() == {"m"}
 
 
-def test_a_controller_that_does_not_answer_is_not_taken_for_no_control(monkeypatch: pytest.MonkeyPatch):
+def test_a_controller_that_does_not_answer_is_not_taken_for_no_control(patched):
     def raising(error: Exception):
         def get(name: str):
             raise error
 
         return get
 
-    monkeypatch.setattr(reconciler.serve, "get_deployment_handle", raising(KeyError("does not exist")))
+    patched(reconciler.serve, "get_deployment_handle", raising(KeyError("does not exist")))
     assert reconciler.find_control() is None
-    monkeypatch.setattr(reconciler.serve, "get_deployment_handle", raising(RuntimeError("no controller")))
+    patched(reconciler.serve, "get_deployment_handle", raising(RuntimeError("no controller")))
     with pytest.raises(RuntimeError, match="no controller"):
         reconciler.find_control()

@@ -82,10 +82,10 @@ async def test_an_update_that_could_not_be_taken_over_is_once_it_can(monkeypatch
     assert (gateway.reports[0], gateway.reports[-1]) == ("1 is broken.", "")
 
 
-def test_a_handle_is_a_new_one_each_time(monkeypatch: pytest.MonkeyPatch):
+def test_a_handle_is_a_new_one_each_time(patched):
     """Ray Serve's own has a router already, of the class that the deployment had when that was made."""
     known = DeploymentHandle("LLMServer:m", "app")
-    monkeypatch.setattr(serve, "get_deployment_handle", lambda name, application: known)
+    patched(serve, "get_deployment_handle", lambda name, application: known)
     first, second = (new_handle("LLMServer:m") for _ in range(2))
     assert first is not second
     assert first.deployment_id == second.deployment_id == known.deployment_id

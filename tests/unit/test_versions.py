@@ -228,7 +228,7 @@ def test_replicas_that_send_prompts_to_prefill_replicas_restart_as_gateways_do()
     assert changed(routing_policy="round_robin") == {A}
 
 
-def test_a_build_asks_serve_once_for_what_has_failed(monkeypatch: pytest.MonkeyPatch):
+def test_a_build_asks_serve_once_for_what_has_failed(monkeypatch, patched):
     asked: list[int] = []
 
     def status() -> Any:
@@ -237,8 +237,8 @@ def test_a_build_asks_serve_once_for_what_has_failed(monkeypatch: pytest.MonkeyP
         return SimpleNamespace(applications={"app": SimpleNamespace(deployments={A: failed})})
 
     monkeypatch.setattr(version, "ray", SimpleNamespace(is_initialized=lambda: True))
-    monkeypatch.setattr(serve, "status", status)
-    monkeypatch.setattr(time, "monotonic", lambda: 0.5)
+    patched(serve, "status", status)
+    patched(time, "monotonic", lambda: 0.5)
     version._failed.cache_clear()
     try:
         application = LLMRouter.as_deployment().bind([model("a"), model("b")])
