@@ -1,0 +1,293 @@
+"""A replica's listener as an ASGI app: what it passes on, what it refuses, what it counts."""
+
+import asyncio
+import time
+from contextvars import ContextVar
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.waiting import until
+
+from penstock import asgi
+from penstock.asgi import TRUSTED
+from penstock.errors import Unavailable
+from penstock.request_context import (
+    ChoiceTokens,
+    created,
+    current_replica,
+    id_seed,
+    tier,
+    tokens_before,
+    turn,
+)
+from penstock.serve.http.private_listener import PrivateListener
+from penstock.serve.replica.frontend.listener import Listener
+from penstock.serve.replica.frontend.status_link import StatusSource
+from penstock.transport import link
+from penstock.transport.connection import STREAM
+from penstock.transport.continuation import CONTINUE, Origin, encode
+
+CONTEXT: tuple[ContextVar[Any], ...] = (created, current_replica, id_seed, tier, tokens_before, turn)
+Field = tuple[bytes, bytes]
+
+
+class Replica:
+    """A listener without connections; its engine notes what it gets, and answers once `go` is set."""
+
+    def __init__(self, **source: Any) -> None:
+        self.scopes: list[asgi.Scope] = []
+        self.contexts: list[dict[str, Any]] = []
+        self.bodies: list[bytes] = []
+        self.go = asyncio.Event()
+        self.go.set()
+        facts = {"load": lambda: None, "hello": lambda: link.Hello("m", 100), "version": "v", **source}
+        self.listener = Listener(self._engine, StatusSource(**facts), PrivateListener("r", "n", None))
+
+    async def _engine(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        self.scopes.append(scope)
+        self.contexts.append({variable.name: variable.get() for variable in CONTEXT})
+        self.bodies.append(await asgi.read_body(receive))
+        await self.go.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+
+    def begin(self, *fields: Field, path: str = "/x", body: bytes = b"", secret: str = "") -> Any:
+        """The task of a request; its result is the status, the header's fields and the body."""
+        said = secret or self.listener.address.secret
+        headers = [(link.SECRET, said.encode()), (link.GATEWAY, b"g"), *fields]
+        messages, sent = [{"type": "http.request", "body": body}], list[asgi.Message]()
+
+        async def receive() -> asgi.Message:
+            return messages.pop() if messages else await asgi.stay()
+
+        async def send(message: asgi.Message) -> None:
+            sent.append(message)
+
+        async def ask() -> tuple[int, dict[bytes, bytes], bytes]:
+            await self.listener({"type": "http", "path": path, "headers": headers}, receive, send)
+            start, *bodies = sent or [{"status": 0, "headers": []}]
+            return start["status"], dict(start["headers"]), b"".join(each["body"] for each in bodies)
+
+        return asyncio.create_task(ask())
+
+
+@pytest.fixture
+async def replica() -> Replica:
+    return Replica()
+
+
+def since(began: float, at: int) -> bool:
+    return int(began) <= at <= time.time()
+
+
+async def test_what_gateways_say_of_a_request_is_its_context_and_no_header_of_it(replica: Replica):
+    fields = (link.TIER, b"priority"), (link.TENANT, b"t"), (STREAM, b"3"), (link.ADAPTER, b"a"), (b"x", b"y")
+    began = time.time()
+    assert (await replica.begin(*fields, body=b"{}"))[::2] == (200, b"done")
+    scope, context = replica.scopes[0], replica.contexts[0]
+    assert scope["headers"] == [(link.ADAPTER, b"a"), (b"x", b"y")]
+    assert scope["extensions"] == {TRUSTED: {}}
+    assert replica.bodies == [b"{}"]
+    assert since(began, context.pop("created"))
+    assert len(context.pop("id_seed")) == 16
+    assert context == {"current_replica": "r_t", "tier": "priority", "tokens_before": (), "turn": 0}
+
+
+@pytest.mark.parametrize("version", ["v", ""])
+@pytest.mark.parametrize("field", [(STREAM, b"3"), (b"x", b"y")], ids=["multiplexed", "alone"])
+async def test_only_a_stream_that_can_be_continued_has_an_origin(version: str, field: Field):
+    replica = Replica(version=version)
+    await replica.begin(field)
+    assert bool(replica.contexts[0]["id_seed"]) == (version == "v" and field[0] == STREAM)
+
+
+async def test_a_continued_stream_has_the_context_that_it_began_with(replica: Replica):
+    groups, records = encode([[ChoiceTokens((5, 6))], [ChoiceTokens((7,))]])
+    origin = Origin(replica.listener._source.serves(), "other", 77, "seed")
+    head = b"%d %d %d %b" % (4, groups, len(records), origin.to_header())
+    await replica.begin((CONTINUE, head), (link.TENANT, b"t"), body=b"{}" + records)
+    context = replica.contexts[0]
+    assert [tuple(group[0].token_ids) for group in context.pop("tokens_before")] == [(5, 6), (7,)]
+    expected = {"created": 77, "id_seed": "seed", "current_replica": "other_t", "tier": "default", "turn": 0}
+    assert context == expected
+    assert replica.bodies == [b"{}"]
+    assert dict(replica.scopes[0]["headers"])[b"content-length"] == b"2"
+
+
+async def test_a_stream_of_another_version_is_refused_here_and_may_go_elsewhere(replica: Replica):
+    head = b"4 0 0 " + Origin("another", "other", 77, "seed").to_header()
+    status, headers, body = await replica.begin((CONTINUE, head))
+    assert (status, headers[link.RETRY], replica.scopes) == (503, link.REFUSED, [])
+    assert b"another version" in body
+
+
+async def test_requests_of_tenants_get_turns_by_their_price(replica: Replica):
+    replica.go.clear()
+    tasks = [replica.begin((link.SHARE, share)) for share in (b"5 a", b"5 a", b"5 b b")]
+    tasks.append(replica.begin())
+    await until(lambda: len(replica.contexts) == 4)
+    assert [context["turn"] for context in replica.contexts] == [0, 5, 0, 0]
+    replica.go.set()
+    await asyncio.gather(*tasks)
+    await replica.begin((link.SHARE, b"5 b b"))
+    assert replica.contexts[-1]["turn"] == 5
+    tags = replica.listener._tags["default"]
+    assert not tags._waiting
+
+
+async def test_a_share_of_a_request_that_the_engine_never_began_is_given_back(replica: Replica):
+    replica.go.clear()
+    task = replica.begin((link.SHARE, b"5 a"))
+    await until(lambda: replica.contexts)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert replica.listener._tags["default"]._paid == {"a": 0.0}
+
+
+@pytest.mark.parametrize(("end", "code"), [("refuse", b"unavailable"), ("die", b"engine_dead")])
+async def test_what_comes_when_it_takes_nothing_more_may_go_elsewhere(
+    replica: Replica, end: str, code: bytes
+):
+    listener = replica.listener
+    listener.die("killed") if end == "die" else listener.refuse()
+    listener.refuse()  # of two reasons the first is told
+    got, headers, body = await replica.begin()
+    assert (got, headers[link.RETRY], replica.scopes) == (503, link.UNTOUCHED, [])
+    assert code in body
+    assert not listener.open_requests
+
+
+async def test_a_request_in_an_engine_that_dies_may_go_elsewhere_unless_it_was_begun(replica: Replica):
+    replica.go.clear()
+    waits = replica.begin()
+    await until(lambda: replica.contexts)
+    [response] = replica.listener.open_requests.values()
+    replica.listener.die("killed")
+    status, headers, body = await waits
+    assert (status, headers[link.RETRY]) == (503, link.INTERRUPTED)
+    assert (b"engine_dead" in body, response._void) == (True, True)
+    assert (waits.cancelling(), replica.listener.links._ended) == (0, True)
+    begun = Replica()
+    begun.go.clear()
+    task = begun.begin()
+    await until(lambda: begun.contexts)
+    [response] = begun.listener.open_requests.values()
+    response.started = True
+    begun.listener.die("killed")
+    assert (await task)[0] == 0  # nothing more is sent
+
+
+async def test_one_whose_client_goes_is_cancelled_and_nothing_is_kept_of_it(replica: Replica):
+    replica.go.clear()
+    task = replica.begin(body=b"12345678")
+    await until(lambda: replica.contexts)
+    listener = replica.listener
+    assert (len(listener.open_requests), listener._open_by_gateway) == (1, {b"g": 1})
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled()
+    assert (listener.open_requests, listener._prompts, listener._open_by_gateway) == ({}, {}, {})
+
+
+async def test_open_requests_of_other_gateways_are_counted_apart(replica: Replica):
+    replica.go.clear()
+    tasks = [replica.begin(), replica.begin(), replica.begin((link.GATEWAY, b"h"))]
+    await until(lambda: len(replica.contexts) == 3)
+    listener = replica.listener
+    assert [listener._open_elsewhere(gateway) for gateway in (b"g", b"h", b"i")] == [1, 2, 3]
+    replica.go.set()
+    await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize(("longest", "tokens"), [(None, 100), (60, 60)])
+async def test_prompts_before_the_engine_are_those_that_came_last(longest: int | None, tokens: int):
+    replica = Replica(hello=lambda: link.Hello("m", longest))
+    replica.go.clear()
+    sizes = (b"80", b"160", b"400")
+    fields = [((b"content-length", size),) for size in sizes]
+    tasks = [replica.begin(*each) for each in fields]
+    tasks.append(replica.begin((b"content-length", b"4"), (link.TIER, b"flex")))
+    await until(lambda: len(replica.contexts) == 4)
+    count = replica.listener._tokens_before_engine
+    assert [count(in_engine) for in_engine in (0, 1, 2, 3, 9)] == [60 + tokens, 40 + tokens, tokens, 0, 0]
+    next(iter(replica.listener.open_requests.values())).started = True
+    assert count(0) == 40 + tokens
+    replica.go.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_batch_does_not_count_as_a_first_token():
+    """Its times say nothing of what online requests wait for."""
+    told = list[float]()
+    replica = Replica(batch=SimpleNamespace(first_token=told.append, running=0))
+    for work, count in ((b"flex", 0), (b"default", 1)):
+        replica.go.clear()
+        task = replica.begin((link.TIER, work), (link.SHARE, b"5 a"))
+        await until(lambda: replica.listener.open_requests)
+        [response] = replica.listener.open_requests.values()
+        response._first_token(0.5)
+        tags = replica.listener._tags[work.decode()]
+        assert (len(told), tags._waiting) == (count, [])
+        replica.go.set()
+        await task
+
+
+async def test_only_a_link_and_the_path_for_them_bring_aliases():
+    told = list[list[str]]()
+    replica = Replica(add_aliases=lambda names: told.append(list(names)))
+    names = (link.ALIASES, b"a,b%2Fc")
+    await replica.begin(names)
+    assert not told
+    assert (await replica.begin(names, path=link.ALIASES_PATH))[::2] == (200, b"")
+    assert told == [["a", "b/c"]]
+    await replica.begin(path=link.ALIASES_PATH)
+    assert len(told) == len(replica.scopes) == 1
+
+
+class Listed:
+    def __init__(self, *names: str, error: Exception | None = None) -> None:
+        self._names, self._error = names, error
+
+    async def listed(self) -> tuple[str, ...]:
+        if self._error is not None:
+            raise self._error
+        return self._names
+
+
+@pytest.mark.parametrize(
+    ("adapters", "status", "body"),
+    [
+        (None, 200, b"[]"),
+        (Listed("a", "b"), 200, b'["a","b"]'),
+        (Listed(error=Unavailable("No bucket.")), 503, b"No bucket."),
+    ],
+)
+async def test_adapters_are_listed(adapters: Any, status: int, body: bytes):
+    replica = Replica(adapters=adapters)
+    got = await replica.begin(path=link.ADAPTERS_PATH)
+    assert (got[0], body in got[2], replica.scopes) == (status, True, [])
+
+
+async def test_a_stranger_is_told_nothing(replica: Replica):
+    assert (await replica.begin(secret="guess"))[0] == 403
+    assert not replica.scopes
+
+
+async def test_draining_waits_for_what_is_open_and_counts_what_it_cuts(replica: Replica):
+    listener = replica.listener
+    replica.go.clear()
+    draining = asyncio.create_task(listener.drain(30))
+    await until(lambda: listener.links._draining)
+    task = replica.begin()  # it was on its way
+    await until(lambda: listener._refusal is not None)
+    assert not draining.done()
+    replica.go.set()
+    assert (await draining, (await task)[0]) == (0, 200)
+    replica.go.clear()
+    listener._refusal = None
+    task = replica.begin()
+    await until(lambda: listener.open_requests)
+    asyncio.get_running_loop().call_later(0.05, replica.go.set)
+    assert await listener.drain(0.0) == 1
+    assert (await task)[1][link.RETRY] == link.INTERRUPTED
