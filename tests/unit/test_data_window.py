@@ -320,6 +320,8 @@ async def test_an_engine_that_cannot_start_again_ends_every_row_of_the_window():
     backend.size = 0
     with pytest.raises(EngineStartFailed):
         await asyncio.wait_for(window.wait_for_slot(), 10)
+    await asyncio.sleep(0.02)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_what_runs_when_the_engines_are_lost_ends_with_the_first_reason():
@@ -500,6 +502,16 @@ async def test_a_row_refused_by_itself_fails_alone():
     own = RowRequest(path="/v1/completions", body=b"404 The model `x` does not exist.", model="x")
     outcomes = await asyncio.gather(*others, *bad, window.run(own))
     assert [outcome.state for outcome in outcomes] == ["ok"] * 20 + ["failed"] * 6
+
+
+async def test_a_refused_row_fails_once_others_are_answered_though_some_are_always_in_flight():
+    window = Window(Refusing(), QUICK)
+    slow, bad = (asyncio.create_task(window.run(row(word))) for word in ("hang", "403 No."))
+    async with asyncio.timeout(10):
+        while not bad.done():
+            assert (await window.run(row("row"))).state == "ok"
+    assert ((await bad).state, (await bad).attempts) == ("failed", 4)
+    slow.cancel()
 
 
 async def test_any_number_of_refused_rows_with_answers_between_them_fail_alone():

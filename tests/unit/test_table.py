@@ -184,9 +184,9 @@ def test_hello_tells_the_size_of_the_cache():
 
 def test_batch_is_what_a_replica_reported_and_what_was_sent_and_has_ended_since():
     made, (a,) = speaking("a")
-    report = LoadReport(batch_limit=9, batch_running=3, batch_waiting=2, batch_requeued=7)
+    report = LoadReport(batch_limit=9, batch_running=3, batch_waiting=2, batch_requeued=7, serves="v")
     made.report(a, report)
-    assert (a.batch_limit, a.batch, a.batch_requeued) == (9, 5, 7)
+    assert (a.batch_limit, a.batch, a.batch_requeued, a.serves) == (9, 5, 7, "v")
     online, batch = made.acquire(a), made.acquire(a, batch=True)
     assert a.batch == 6
     made.release(online)
