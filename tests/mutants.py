@@ -300,9 +300,7 @@ class Trial:
                 os.killpg(process, signal.SIGKILL)
             place, job = running.pop(process)
             free.append(job)
-            if os.WEXITSTATUS(status) == BROKEN:
-                raise SystemExit
-            yield place, bool(status)
+            yield place, os.waitstatus_to_exitcode(status) not in (0, BROKEN)
 
     def _fork(self, work: Callable[[], bool]) -> int:
         """Id of a process that exits with what this returns, and leads a group."""
@@ -409,7 +407,7 @@ def main() -> int:
         os.dup2(NOTHING, stream)
     trial = Trial(chosen, given.jobs, show)
     paths = sorted({str(path) for file in chosen for path in _paths(file)})
-    pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *paths], [trial])
+    pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=native", *paths], [trial])
     return int(len(trial.shares) < len(chosen) or min(trial.shares) < WANTED)
 
 

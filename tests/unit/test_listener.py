@@ -11,6 +11,7 @@ from tests.waiting import until
 
 from penstock import asgi
 from penstock.asgi import TRUSTED
+from penstock.engine import Load
 from penstock.errors import Unavailable
 from penstock.request_context import (
     ChoiceTokens,
@@ -21,10 +22,11 @@ from penstock.request_context import (
     tokens_before,
     turn,
 )
+from penstock.serve.http import direct_writer
 from penstock.serve.http.private_listener import PrivateListener
 from penstock.serve.replica.frontend.listener import Listener
 from penstock.serve.replica.frontend.status_link import StatusSource
-from penstock.transport import link
+from penstock.transport import link, multiplexer, rows
 from penstock.transport.connection import STREAM
 from penstock.transport.continuation import CONTINUE, Origin, encode
 
@@ -52,7 +54,9 @@ class Replica:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"done"})
 
-    def begin(self, *fields: Field, path: str = "/x", body: bytes = b"", secret: str = "") -> Any:
+    def begin(
+        self, *fields: Field, path: str = "/x", body: bytes = b"", secret: str = "", **extensions: object
+    ) -> Any:
         """The task of a request; its result is the status, the header's fields and the body."""
         said = secret or self.listener.address.secret
         headers = [(link.SECRET, said.encode()), (link.GATEWAY, b"g"), *fields]
@@ -65,7 +69,8 @@ class Replica:
             sent.append(message)
 
         async def ask() -> tuple[int, dict[bytes, bytes], bytes]:
-            await self.listener({"type": "http", "path": path, "headers": headers}, receive, send)
+            scope = {"type": "http", "path": path, "headers": headers, "extensions": extensions}
+            await self.listener(scope, receive, send)
             start, *bodies = sent or [{"status": 0, "headers": []}]
             return start["status"], dict(start["headers"]), b"".join(each["body"] for each in bodies)
 
@@ -269,9 +274,70 @@ async def test_adapters_are_listed(adapters: Any, status: int, body: bytes):
     assert (got[0], body in got[2], replica.scopes) == (status, True, [])
 
 
-async def test_a_stranger_is_told_nothing(replica: Replica):
-    assert (await replica.begin(secret="guess"))[0] == 403
-    assert not replica.scopes
+async def test_a_stranger_is_told_nothing_and_gets_no_connection_of_its_own(replica: Replica):
+    accepted = list[int]()
+    extension = {direct_writer.EXTENSION: SimpleNamespace(accept=lambda: accepted.append(1))}
+    assert (await replica.begin(secret="guess", **extension))[0] == 403
+    assert (replica.scopes, accepted) == ([], [])
+    assert (await replica.begin(**extension))[0] == 200
+    assert accepted == [1]
+
+
+async def opened(**more: Any) -> Replica:
+    """One whose listener has its socket, too."""
+    replica = Replica(load=Load)
+    source = replica.listener._source
+    replica.listener = await Listener.open(replica._engine, source, node_id="n", node_host=None, **more)
+    return replica
+
+
+@pytest.mark.parametrize("end", ["die", "close"])
+async def test_an_end_ends_every_connection_and_request(end: str):
+    killed = asyncio.get_running_loop().create_future()
+    replica = await opened(wait_dead=lambda: killed, replica_id="r")
+    listener = replica.listener
+    assert listener.address.replica_id == "r"
+    replica.go.clear()
+    connections = [replica.begin(path=path) for path in (link.PATH, multiplexer.PATH, rows.PATH)]
+    task = replica.begin()
+    await until(lambda: replica.contexts and listener._multiplexers and listener._row_receivers)
+    if end == "die":
+        killed.set_result("killed")
+    closing = asyncio.create_task(listener.close()) if end == "close" else None
+    await until(lambda: listener._refusal)
+    assert listener.links._ended
+    assert (await task)[1][link.RETRY] == link.INTERRUPTED
+    link_, *_ = await asyncio.wait_for(asyncio.gather(*connections), 10)
+    assert b'"hello"' in link_[2]
+    assert (listener._multiplexers, listener._row_receivers) == ({}, set())
+    assert (await replica.begin())[1][link.RETRY] == link.UNTOUCHED
+    await (closing or listener.close())
+    assert listener._watch is not None
+    assert listener._watch.done()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_unix_connection(listener.address.unix)
+
+
+async def test_without_a_name_replicas_are_told_apart_and_none_waits_for_a_death():
+    replicas = [await opened() for _ in range(2)]
+    assert len({one.listener.address.replica_id for one in replicas}) == 2
+    for one in replicas:
+        await asyncio.open_unix_connection(one.listener.address.unix)
+        await one.listener.close()
+        await one.listener.close()
+
+
+async def test_a_gateway_that_connects_anew_keeps_its_new_connection(replica: Replica):
+    senders = replica.listener._multiplexers
+    first = replica.begin(path=multiplexer.PATH)
+    await until(lambda: senders)
+    old = senders[b"g"]
+    second = replica.begin(path=multiplexer.PATH)
+    await until(lambda: senders[b"g"] is not old)
+    for task, left in ((first, 1), (second, 0)):
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert len(senders) == left
 
 
 async def test_draining_waits_for_what_is_open_and_counts_what_it_cuts(replica: Replica):
