@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,16 +13,18 @@ from hypothesis import strategies as st
 
 from penstock.errors import Overloaded, Unavailable
 from penstock.metrics import GatewayMetrics
+from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.fleet.replica import Lease, Replica, Tried
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.admission import AdmissionQueue
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.gateway.telemetry.timing import Timing
 from penstock.serve.routing import RoutingRequest, policy
+from penstock.serve.routing.policy import Pick
 from penstock.serve.tenancy.fairness import Charge
 from penstock.tiers import DEFAULT, FLEX, PRIORITY, Tier
 from penstock.transport.address import Address
-from penstock.transport.link import Hello, LoadReport
+from penstock.transport.link import Hello, LoadReport, State
 
 ORDER = (PRIORITY, DEFAULT, FLEX)
 SLOTS, MOST, MOST_BATCH = 3, 3, 2
@@ -32,28 +35,45 @@ class Desk:
 
     def __init__(self, most: int = MOST) -> None:
         self.table = Table("n")
-        self.table.set_members("m", {"a": Address("a", "n", None, None, None, "")})
-        [self.replica] = self.table.members("m")
-        self.table.hello(self.replica, Hello("m"))
-        self.table.report(self.replica, LoadReport())
-        model = ServedModel(
+        self.woken = 0
+        self.replica = self.join("a")
+        self.model = ServedModel(
             "m",
             1,
             max_ongoing_requests=SLOTS,
             max_queued_requests=most,
             max_queued_batch=MOST_BATCH,
         )
-        metrics = GatewayMetrics().model("m")
-        self.queue = AdmissionQueue(model, self.table, policy("power_of_two"), metrics, 30.0)
+        self.policy, self.metrics = policy("power_of_two"), GatewayMetrics()
+        self.queue = AdmissionQueue(
+            self.model, self.table, self.policy, self.metrics.model("m"), 30.0, self._wake
+        )
         self.arrived: list[tuple[Tier, asyncio.Task[Lease]]] = []
         self.held: list[Lease] = []
         self.granted: list[int] = []
 
-    async def arrive(self, tier: Tier, failed: Replica | None = None, charge: Charge | None = None) -> int:
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def join(self, name: str, state: State = "ready") -> Replica:
+        known = {replica.id: replica.address for replica in self.table.members("m")}
+        self.table.set_members("m", known | {name: Address(name, "n", None, None, None, "")})
+        replica = self.table.members("m")[-1]
+        self.table.hello(replica, Hello("m"))
+        self.table.report(replica, LoadReport(state=state))
+        return replica
+
+    def error(self, number: int) -> str:
+        """What has ended the wait of a request; "" where nothing has."""
+        task = self.arrived[number][1]
+        return str(task.exception() or "") if task.done() else ""
+
+    async def arrive(self, tier: Tier = DEFAULT, failed: Replica | None = None, **more: Any) -> int:
         tried = Tried()
         if failed is not None:
             tried.add(failed)
-        acquiring = self.queue.acquire(RoutingRequest(), tried, Timing(), tier=tier, charge=charge)
+        asked = more.pop("asked", RoutingRequest())
+        acquiring = self.queue.acquire(asked, tried, Timing(), tier=tier, **more)
         number = len(self.arrived)
         self.arrived.append((tier, asyncio.create_task(acquiring)))
         await self.settle()
@@ -240,3 +260,136 @@ async def test_a_tenant_that_fills_the_queue_gives_a_place_to_another_which_goes
         assert desk.granted[-1] == number
     await asyncio.gather(*(desk.finish() for _ in range(SLOTS)))
     assert desk.queue.waiting(DEFAULT) == 0
+
+
+async def test_one_that_a_single_replica_can_answer_waits_for_that_one_before_all_others():
+    desk = Desk()
+    for _ in range(SLOTS):
+        await desk.arrive()
+    waits = await desk.arrive()
+    kept = await desk.arrive(only=desk.replica)
+    desk.queue.offer(desk.join("b"))
+    await desk.settle()
+    assert desk.granted[SLOTS:] == [waits]
+    other = await desk.arrive(only=desk.table.members("m")[1])
+    await desk.finish()
+    assert desk.granted[SLOTS:] == [waits, other, kept]
+    assert [lease.replica.id for lease in desk.held[-2:]] == ["b", "a"]
+    again = await desk.arrive(only=desk.replica)
+    desk.table.set_members("m", {})
+    desk.queue.offer(desk.replica)
+    await desk.settle()
+    assert "the replica that kept it has ended" in desk.error(again)
+
+
+async def test_one_that_a_single_replica_can_answer_takes_no_place_from_others():
+    desk = Desk(most=1)
+    for _ in range(SLOTS):
+        await desk.arrive()
+    waits = await desk.arrive()
+    refused = [await desk.arrive(tier, only=desk.replica) for tier in (PRIORITY, DEFAULT)]
+    assert ["max_queued_requests is 1" in desk.error(number) for number in refused] == [True, True]
+    assert desk.error(waits) == ""
+
+
+async def test_a_removed_model_ends_all_waits_and_later_ones():
+    desk = Desk()
+    for _ in range(SLOTS):
+        await desk.arrive()
+    waits = [await desk.arrive(), await desk.arrive(failed=Replica("m", desk.replica.address))]
+    desk.queue.remove()
+    await desk.settle()
+    waits.append(await desk.arrive())
+    assert ["has just been removed" in desk.error(number) for number in waits] == [True] * 3
+    assert len(desk.queue) == 0
+
+
+async def test_a_changed_model_lets_those_go_that_have_room_now_and_waits_as_long_as_it_says(
+    timers: list[asyncio.TimerHandle],
+):
+    desk = Desk()
+    for _ in range(SLOTS + 2):
+        await desk.arrive()
+    model = replace(desk.model, max_ongoing_requests=SLOTS + 1)
+    desk.queue.follow(model, desk.policy, 0.5)
+    await desk.settle()
+    assert (len(desk.held), len(desk.queue)) == (SLOTS + 1, 1)
+    for start_s, seconds in ((None, 0.5), (7.0, 7)):
+        desk.queue.follow(replace(model, start_s=start_s), desk.policy, 0.5)
+        await desk.arrive()
+        assert timers[-1].when() - asyncio.get_running_loop().time() == pytest.approx(seconds, abs=0.4)
+
+
+async def test_a_wait_without_a_ready_replica_wakes_the_model_and_says_what_there_is():
+    desk = Desk()
+    await desk.arrive()
+    assert desk.woken == 0
+    for name, state in (("b", "asleep"), ("c", "paused"), ("d", "paused")):
+        desk.join(name, state)
+    desk.table.lost(desk.replica)
+    waits = await desk.arrive()
+    assert desk.woken == 1
+    desk.queue.release(desk.held.pop())
+    assert desk.woken == 2
+    at_once = [await desk.arrive(patient=False), await desk.arrive(patient=False, failed=desk.replica)]
+    assert "(1 asleep, 2 paused, 1 starting or restarting). Try again" in desk.error(at_once[0])
+    assert [bool(desk.error(number)) for number in (*at_once, waits)] == [True, True, False]
+    desk.table.set_members("m", {})
+    assert "(none running)" in desk.error(await desk.arrive(patient=False))
+    desk.queue.drain()
+    await desk.settle()
+    assert "(none running)" in desk.error(waits)
+
+
+async def test_a_request_that_all_ready_replicas_failed_does_not_wait_where_it_may_not():
+    desk = Desk()
+    failed, other = await desk.arrive(patient=False, failed=desk.replica), desk.join("b")
+    assert "is ready" in desk.error(failed)
+    for _ in range(2 * SLOTS):
+        await desk.arrive()
+    waits = await desk.arrive(patient=False, failed=desk.replica)
+    assert desk.error(waits) == ""
+    desk.table.report(other, LoadReport())
+    while desk.held:
+        await desk.finish()
+    assert waits in desk.granted
+
+
+@pytest.mark.parametrize(
+    ("most", "ready", "said"), [(0, True, "is at its limit"), (0, False, "is ready"), (-1, True, "")]
+)
+async def test_a_queue_without_places_and_one_without_an_end(most: int, ready: bool, said: str):
+    desk = Desk(most)
+    for _ in range(SLOTS):
+        await desk.arrive()
+    if not ready:
+        desk.table.lost(desk.replica)
+    errors = [desk.error(await desk.arrive()) for _ in range(MOST + 1)]
+    assert all(said in error if said else not error for error in errors)
+    for _, task in desk.arrived:
+        task.cancel()
+
+
+class Learning:
+    """A policy that says what it saves, and notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, str]] = []
+
+    def pick(self, asked: RoutingRequest, candidates: Candidates, now: float) -> Pick | None:
+        return Pick(candidates[0], "prefix", saved_tokens=30) if len(candidates) else None
+
+    def sent(self, asked: RoutingRequest, replica: Replica, now: float) -> None:
+        self.told.append((asked.tokens, replica.id))
+
+
+async def test_policies_hear_where_requests_went_and_replicas_are_charged_for_what_is_not_cached():
+    desk = Desk()
+    desk.queue.follow(desk.model, learning := Learning(), 30.0)
+    for tokens in (100, 20, 50, 40):
+        await desk.arrive(asked=RoutingRequest(tokens=tokens))
+    assert (learning.told, desk.replica.sent_tokens) == ([(100, "a"), (20, "a"), (50, "a")], 70 + 0 + 20)
+    await desk.finish()  # what waited is charged in full
+    assert (learning.told[3:], desk.replica.sent_tokens) == ([(40, "a")], 20 + 40)
+    for why, count in (("prefix", SLOTS), ("queue", 1)):
+        assert f'penstock_picks_total{{model="m",outcome="{why}"}} {count}.0' in desk.metrics.text().decode()
