@@ -352,7 +352,7 @@ class LLMConfig(RootConfig):
                 f"prefill and decode must be one model on one engine, not {half.model_id!r} on "
                 f"{half.engine_name!r} and {self.model_id!r} on {self.engine_name!r}."
             )
-        return self.model_copy(update={"prefill": PrefillConfig.of(half)})
+        return self.model_copy(update={"prefill": PrefillConfig.from_half(half)})
 
     def with_secrets(self, variables: Mapping[str, str]) -> Self:
         """The same config, carrying these variables to the replica: no option that Serve shows has them."""

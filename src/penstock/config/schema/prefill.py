@@ -40,7 +40,7 @@ class PrefillConfig(RootConfig):
         return options
 
     @classmethod
-    def of(cls, half: RootConfig) -> Self:
+    def from_half(cls, half: RootConfig) -> Self:
         """Prefill by replicas of the model config `half`."""
         given = cls(**{name: getattr(half, name) for name in OVERRIDES})
         given._location = half.location

@@ -95,7 +95,10 @@ class RouterDeployment:
                 "gateway.tls needs a port of the gateway's own: set gateway.port, or end TLS in a proxy "
                 "before Ray Serve's HTTP."
             )
-        options = _AT_ONCE | gateway_options(configs, gateway.processes, self.given)
+        options: dict[str, Any] = {
+            **_AT_ONCE,
+            **gateway_options(configs, gateway.processes, self.given),
+        }
         scaling = options.get("autoscaling_config") or {}
         if isinstance(most := options.get("num_replicas") or scaling.get("max_replicas"), int):
             gateway = gateway.model_copy(update={"processes": most})
