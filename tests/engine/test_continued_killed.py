@@ -119,6 +119,11 @@ async def test_a_killed_core_changes_no_stream(assistant: Served, fleet: Fleet):
     async with fleet.http() as http, serve(config) as other:
         came = [0] * len(names)
         whole = [await answer(http, KINDS[name], came, i) for i, name in enumerate(names)]
+        known = set(names)  # near ties of the others depend on what is computed beside them
+        for _ in range(3):
+            more = await asyncio.gather(*(answer(http, KINDS[name], came, i) for i, name in enumerate(names)))
+            known -= {name for i, name in enumerate(names) if more[i] != whole[i]}
+        assert len(known) > 12
         doomed = await join(fleet, other)
         fleet.remove(MODEL_ID, steady.address)
         came = [0] * len(names)
@@ -139,7 +144,9 @@ async def test_a_killed_core_changes_no_stream(assistant: Served, fleet: Fleet):
         assert [(status, body) for status, body in await asyncio.gather(*unread) if status != 200] == []
         figures = (await http.get("/metrics")).text
         fleet.remove(MODEL_ID, doomed.address)
-    wrong = {name: (again[i], whole[i]) for i, name in enumerate(names) if again[i] != whole[i]}
+    wrong = {
+        name: (again[i], whole[i]) for i, name in enumerate(names) if again[i] != whole[i] and name in known
+    }
     assert wrong == {}, json.dumps(wrong)[:4000]
     continued = re.findall(r"^penstock_streams_continued_total\S* (\S+)", figures, re.M)
     assert sum(map(float, continued)) >= len(names) + len(unread) - ended - 2 > 12
