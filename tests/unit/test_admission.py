@@ -72,8 +72,8 @@ class Desk:
         tried = Tried()
         if failed is not None:
             tried.add(failed)
-        asked = more.pop("asked", RoutingRequest())
-        acquiring = self.queue.acquire(asked, tried, Timing(), tier=tier, **more)
+        asked, times = more.pop("asked", RoutingRequest()), more.pop("times", None) or Timing()
+        acquiring = self.queue.acquire(asked, tried, times, tier=tier, **more)
         number = len(self.arrived)
         self.arrived.append((tier, asyncio.create_task(acquiring)))
         await self.settle()
@@ -186,13 +186,59 @@ async def test_batch_makes_no_room_for_itself_among_online_requests():
         await desk.finish()
 
 
-async def test_one_that_leaves_as_room_comes_leaves_it_to_the_next():
+@pytest.mark.parametrize("granted", [False, True], ids=["before", "after"])
+async def test_one_that_leaves_as_room_comes_leaves_it_to_the_next(granted: bool):
     desk = Desk()
     for _ in range(SLOTS + 2):
         await desk.arrive(DEFAULT)
+    if granted:
+        desk.queue.release(desk.held.pop(0))
     desk.arrived[SLOTS][1].cancel()
-    await desk.finish()
+    await (desk.settle() if granted else desk.finish())
     assert desk.granted[-1] == SLOTS + 1
+
+
+async def test_one_that_leaves_as_its_wait_ends_has_left():
+    desk = Desk()
+    for _ in range(SLOTS + 1):
+        await desk.arrive()
+    desk.queue.remove()
+    desk.arrived[-1][1].cancel()
+    await desk.settle()
+    assert desk.arrived[-1][1].cancelled()
+
+
+async def test_two_that_come_at_once_take_two_places():
+    desk = Desk()
+    for _ in range(SLOTS + MOST):
+        await desk.arrive()
+    await asyncio.gather(desk.arrive(PRIORITY), desk.arrive(PRIORITY))
+    assert desk.waiting() == {DEFAULT: MOST - 2, PRIORITY: 2}
+
+
+async def test_what_a_request_spends_in_the_queue_is_told_apart():
+    desk = Desk()
+    times = [Timing() for _ in range(SLOTS + 1)]
+    for each in times:
+        await desk.arrive(times=each)
+    assert [[part for part, _ in each.laps[1:]] for each in times] == [["pick"]] * SLOTS + [["pick", "queue"]]
+
+
+async def test_batch_in_a_replica_is_told_apart():
+    desk = Desk()
+    for tier, batch in ((FLEX, 1), (DEFAULT, 1)):
+        await desk.arrive(tier)
+        assert desk.replica.batch == batch
+
+
+async def test_where_a_policy_lets_one_wait_those_of_its_class_wait_behind_it():
+    desk = Desk()
+    desk.queue.follow(desk.model, Learning(), 30.0)
+    first, second = await desk.arrive(asked=WAITS), await desk.arrive()
+    assert desk.granted == []
+    desk.queue.offer(desk.replica)
+    await desk.settle()
+    assert desk.granted == [first, second]
 
 
 async def test_a_request_that_a_replica_failed_waits_where_new_ones_may_not():
@@ -240,6 +286,7 @@ async def test_a_gateway_that_stops_ends_waits_for_a_replica_and_none_for_room(
     await desk.settle()
     assert desk.waiting() == {DEFAULT: 1}
     assert [timer.cancelled() for timer in timers] == [True, False]  # the latter looks again
+    assert timers[-1].when() <= asyncio.get_running_loop().time() + 1
     desk.table.lost(desk.replica)
     desk.queue.drain()
     await desk.settle()
@@ -270,7 +317,7 @@ async def test_one_that_a_single_replica_can_answer_waits_for_that_one_before_al
     kept = await desk.arrive(only=desk.replica)
     desk.queue.offer(desk.join("b"))
     await desk.settle()
-    assert desk.granted[SLOTS:] == [waits]
+    assert (desk.granted[SLOTS:], desk.woken) == ([waits], 0)
     other = await desk.arrive(only=desk.table.members("m")[1])
     await desk.finish()
     assert desk.granted[SLOTS:] == [waits, other, kept]
@@ -370,14 +417,18 @@ async def test_a_queue_without_places_and_one_without_an_end(most: int, ready: b
         task.cancel()
 
 
+WAITS = RoutingRequest(tokens=1)
+
+
 class Learning:
-    """A policy that says what it saves, and notes what it is told."""
+    """A policy that lets `WAITS` wait, says what it saves, and notes what it is told."""
 
     def __init__(self) -> None:
         self.told: list[tuple[int, str]] = []
 
     def pick(self, asked: RoutingRequest, candidates: Candidates, now: float) -> Pick | None:
-        return Pick(candidates[0], "prefix", saved_tokens=30) if len(candidates) else None
+        picked = len(candidates) and asked is not WAITS
+        return Pick(candidates[0], "prefix", saved_tokens=30) if picked else None
 
     def sent(self, asked: RoutingRequest, replica: Replica, now: float) -> None:
         self.told.append((asked.tokens, replica.id))
