@@ -67,7 +67,7 @@ class Desk:
     def shown(self, family: str, **labels: str) -> float | None:
         """A sample of a gateway's page, as it is now."""
         connections: Any = SimpleNamespace(waiting=3, open=8, counts=self.closed)
-        self.dispatch.figures(connections)
+        assert "penstock_connections" in self.dispatch.figures(connections).gauges
         given = ",".join(f'{name}="{value}"' for name, value in labels.items())
         lines = self.dispatch.metrics.text().decode().splitlines()
         found = [line.split()[-1] for line in lines if line.startswith(f"penstock_{family}{{{given}}} ")]
@@ -120,6 +120,7 @@ async def test_what_ends_wakes_nothing_any_more(end: str):
         desk.dispatch.close()
     await asyncio.wait([waking])
     assert waking.cancelled()
+    assert waits.done() == (end != "close")
     waits.cancel()
 
 
@@ -155,7 +156,7 @@ async def test_figures_are_of_now_and_count_each_event_once():
     desk = Desk(replace(M, fallbacks=("n",), adapter_slots=4), N)
     report = {"batch_limit": 5, "batch_running": 3, "batch_waiting": 1, "batch_requeued": 7}
     first = desk.join("a", **report)
-    desk.join("b", batch_limit=2, batch_running=1)
+    desk.join("b", batch_limit=0, batch_running=1)
     desk.join("c", "n")
     desk.join("d", state="asleep")
     desk.closed = Counter(idle=2)
@@ -170,7 +171,7 @@ async def test_figures_are_of_now_and_count_each_event_once():
             "open_requests": 4,
             "queued_requests": 2,
             "batch_queued_requests": 1,
-            "batch_limit": 7,
+            "batch_limit": 5,
             "batch_requests": 5,
             "batch_requeued_requests": 7,
             "ready_replicas": 2,
@@ -446,3 +447,23 @@ async def test_a_stream_that_moves_uses_the_slot_that_was_taken_for_it_or_gives_
     relayed.then["b"] = moves  # it was answered before it moved
     desk.table.lost(first)
     await answer(desk)
+
+
+async def test_streams_of_a_replica_that_drains_move_and_no_others(relayed: Relay):
+    desk, ended = Desk(M), list[str]()
+    first = desk.join("a", serves="v")
+
+    def drains(stream: OpenStream) -> None:
+        connection: Any = SimpleNamespace(fail=ended.append)
+        stream.connection, stream.record.origin = connection, b"v;a;1;s;"
+        stream.reply.status, stream.reply.streaming = 200, True
+        desk.join("b", serves="v")
+        for state, moved in (("ready", []), ("draining", ["it drains, and the stream moves"])):
+            desk.table.report(first, LoadReport(state=state, serves="v"))
+            desk.dispatch.offer(first)
+            assert ended == moved
+        raise ELSEWHERE
+
+    relayed.then["a"] = drains
+    await answer(desk)
+    assert relayed.asked == ["a", "b"]

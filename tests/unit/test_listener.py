@@ -238,6 +238,15 @@ async def test_batch_does_not_count_as_a_first_token():
         await task
 
 
+async def test_what_an_engine_leaves_unfinished_is_sent_and_not_ended(replica: Replica):
+    async def unfinished(scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{", "more_body": True})
+
+    replica.listener._app = unfinished
+    assert (await replica.begin(path="/v1/chat/completions"))[::2] == (200, b"{")
+
+
 async def test_only_a_link_and_the_path_for_them_bring_aliases():
     told = list[list[str]]()
     replica = Replica(add_aliases=lambda names: told.append(list(names)))
