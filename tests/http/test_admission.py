@@ -43,25 +43,6 @@ async def test_a_replica_never_holds_more_than_its_limit_and_the_rest_wait_in_or
     assert gate.entered == ["a", "b", "c"]
 
 
-async def test_requests_that_wait_for_room_wake_their_model_when_it_falls_asleep(served: Served):
-    woken = []
-    await served.gateway(ServedModel("m", 1, max_ongoing_requests=1))
-    served.line("m")._wake = lambda: woken.append("m")
-    gate, state = Gate(), ["ready"]
-    listener = await served.app(gate, state=lambda: state[0])
-    async with served.http() as http:
-        requests = [post(http), post(http)]
-        await until(lambda: len(served.line("m")) == 1 and gate.entered)
-        assert not woken
-        state[0] = "asleep"
-        listener.links.notify()
-        await until(lambda: woken)
-        state[0] = "ready"
-        gate.open.set()
-        assert [(await request).status_code for request in requests] == [200, 200]
-    assert not len(served.line("m"))
-
-
 async def test_over_the_queue_is_429_with_retry_after(served: Served):
     await served.gateway(ServedModel("m", 1, max_ongoing_requests=1, max_queued_requests=1))
     gate = Gate()
@@ -75,22 +56,6 @@ async def test_over_the_queue_is_429_with_retry_after(served: Served):
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
     assert refused.json()["error"]["code"] == "overloaded"
     assert statuses == [200, 200]
-
-
-async def test_who_leaves_the_queue_frees_its_place(served: Served):
-    await served.gateway(ServedModel("m", 1, max_ongoing_requests=1, max_queued_requests=1))
-    gate = Gate()
-    await served.app(gate)
-    async with served.http() as http:
-        first, second = post(http), post(http)
-        await until(lambda: len(served.line("m")) == 1 and gate.entered)
-        second.cancel()
-        await until(lambda: len(served.line("m")) == 0)
-        third = post(http)
-        await until(lambda: len(served.line("m")) == 1)
-        gate.open.set()
-        assert [(await request).status_code for request in (first, third)] == [200, 200]
-    assert len(gate.entered) == 2
 
 
 async def test_without_replica_a_request_waits_and_is_served(served: Served):

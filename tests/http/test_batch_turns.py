@@ -132,16 +132,3 @@ async def test_a_client_that_goes_leaves_the_replicas_queue(served: Served):
             row.cancel()
         await until(lambda: share.idle)
     await until(lambda: not replica.engine.load().running)
-
-
-async def test_metrics_say_what_batch_does(served: Served):
-    await served.replica("m")
-    await served.gateway("m")
-    async with served.http() as http:
-        await post(http, "a")
-        await post(http, "b", "flex")
-        text = (await http.get("/metrics")).text
-    assert 'penstock_tier_requests_total{model="m",tier="flex"} 1.0' in text
-    assert 'penstock_tier_requests_total{model="m",tier="default"} 1.0' in text
-    for name in ("batch_limit", "batch_requests", "batch_queued_requests", "batch_requeued_requests"):
-        assert f'penstock_{name}{{model="m"}}' in text

@@ -87,15 +87,6 @@ async def test_the_model_itself_answers_while_it_can(served: Served):
     assert await fallbacks(served, "m", "other") == 0
 
 
-async def test_the_chain_goes_on_to_the_one_that_can(served: Served):
-    await served.gateway(card("m", "second", "third"), card("second", "deep"), "third", "deep")
-    await served.app(failing(500), "second")
-    await served.replica("third", reply="third")
-    async with served.http() as http:
-        answer = await http.post("/v1/chat/completions", json=chat())
-    assert (answer.status_code, answer.headers[HEADER]) == (200, "third")
-
-
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
 async def test_an_engine_that_cannot_answer_is_stood_in_for(served: Served, status: int):
     await served.gateway(card("m", "other"), "other")
@@ -178,14 +169,6 @@ async def test_a_refusal_of_the_request_is_the_answer(served: Served):
         answer = await http.post("/v1/chat/completions", json={"model": "m"})
     assert answer.status_code == 400
     assert HEADER not in answer.headers
-
-
-async def test_when_none_can_the_last_error_is_the_answer(served: Served):
-    await served.gateway(card("m", "other"), "other", wait_for_replica_s=0.1)
-    async with served.http() as http:
-        answer = await http.post("/v1/chat/completions", json=chat())
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
-    assert "'other'" in answer.json()["error"]["message"]
 
 
 async def test_only_the_name_in_a_body_is_changed(served: Served):

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import time
-from itertools import product
 
 import pytest
 from served import NODE, Replica, Served, chat, until
@@ -192,19 +191,6 @@ async def test_a_replica_that_hangs_does_not_hold_up_the_links_to_others(served:
     await served.until_ready("m", remote.address)
 
 
-async def test_a_listener_tells_strangers_nothing(served: Served):
-    replica = await served.replica()
-    connection = await connect(replica.address, NODE, lambda _: None)
-    secret = replica.address.secret.encode()
-    near = (b"guess", b"", secret[:1], secret[:-1], secret + b"0", secret * 2)
-    for path, wrong in product((b"/health", b"/v1/models", link.PATH.encode()), near):
-        connection.request(b"GET %b HTTP/1.1\r\nhost: x\r\nx-penstock-secret: %b\r\n\r\n" % (path, wrong))
-        assert (await connection.head()).status == 403
-        while await connection.read():
-            pass
-    connection.abort()
-
-
 async def test_the_secret_is_not_shown(served: Served):
     address = (await served.replica()).address
     assert address.secret
@@ -218,11 +204,3 @@ async def test_closing_the_listener_ends_the_link_at_once(served: Served):
     closing = asyncio.create_task(replica.listener.close())
     await until(lambda: not served.table.ready("m"))
     await closing
-
-
-async def test_a_replica_keeps_nothing_of_gateways_whose_requests_have_ended(served: Served):
-    await served.gateway("m")
-    replica = await served.replica()
-    async with served.http() as http:
-        assert (await http.post("/v1/chat/completions", json=chat(max_tokens=1))).status_code == 200
-    await until(lambda: not replica.listener._open_by_gateway)

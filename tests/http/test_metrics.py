@@ -133,14 +133,6 @@ async def test_metrics_that_are_too_large_are_left_out_whole(served: Served, mon
     assert "vllm:num_requests_running" not in found
 
 
-async def test_replicas_and_queues_are_shown(served: Served):
-    await served.gateway("a", "b")
-    await served.replica("a")
-    found = await samples(served)
-    assert {labels["model"]: value for labels, value in found["penstock_ready_replicas"]} == {"a": 1, "b": 0}
-    assert {labels["model"]: value for labels, value in found["penstock_open_requests"]} == {"a": 0, "b": 0}
-
-
 async def test_health_is_503_until_every_model_has_a_replica(served: Served):
     await served.gateway("a", "b")
     await served.replica("a")

@@ -286,7 +286,10 @@ async def test_adapters_are_listed(adapters: Any, status: int, body: bytes):
 async def test_a_stranger_is_told_nothing_and_gets_no_connection_of_its_own(replica: Replica):
     accepted = list[int]()
     extension = {direct_writer.EXTENSION: SimpleNamespace(accept=lambda: accepted.append(1))}
-    assert (await replica.begin(secret="guess", **extension))[0] == 403
+    secret = replica.listener.address.secret
+    for wrong in ("guess", "0", secret[:1], secret[:-1], secret + "0", 2 * secret):
+        for path in ("/health", "/v1/models", link.PATH):
+            assert (await replica.begin(path=path, secret=wrong, **extension))[0] == 403
     assert (replica.scopes, accepted) == ([], [])
     assert (await replica.begin(**extension))[0] == 200
     assert accepted == [1]
