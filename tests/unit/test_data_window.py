@@ -313,11 +313,12 @@ async def test_an_engine_that_cannot_start_again_ends_every_row_of_the_window():
     backend = Obedient(size=2, starts=0)
     window = Window(backend, QUICK)
     rows = [asyncio.create_task(window.run(row(word))) for word in ("poison", "row", "later")]
+    await asyncio.sleep(0)
+    backend.size = 0
     results = await asyncio.gather(*rows, return_exceptions=True)
     assert [type(result) for result in results] == [EngineStartFailed] * 3
     with pytest.raises(EngineStartFailed):
         await window.run(row("row"))
-    backend.size = 0
     with pytest.raises(EngineStartFailed):
         await asyncio.wait_for(window.wait_for_slot(), 10)
     await asyncio.sleep(0.02)
