@@ -145,6 +145,11 @@ class ModelMetrics:
         self.picked = _counting(picks, model_id)
         self.routes: dict[str, RouteMetrics] = {}
 
+    def numbers(self, latency: Latency) -> list[float]:
+        """Of all routes together, as `Buckets.numbers`."""
+        found = [route.histograms[latency.name].numbers() for route in self.routes.values()]
+        return [sum(column) for column in zip(*found, [0.0] * (len(latency.bounds) + 2), strict=True)]
+
     def on(self, route: str) -> RouteMetrics:
         """route: a path from the table of routes, of which there are few."""
         if route not in self.routes:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from served import Served, chat, until
 
 from penstock.config import GatewayConfig, LLMServingArgs
+from penstock.serve.control.canary import Canaries
+from penstock.serve.control.state import CanaryState
+from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.catalogue import ServedModel
 
 pytestmark = pytest.mark.parity("X15")
@@ -117,3 +124,74 @@ async def test_requests_of_one_user_or_session_stay_with_a_version_at_every_gate
             (version,) = {answer.headers[HEADER] for answer in answers}
             found.append(version)
     assert {"m", "m@b"} == set(found)
+
+
+class Canaried:
+    """Control's part beside a gateway, without a link between them, and clients that ask all the time."""
+
+    def __init__(self, gateway: Gateway, file: Path, served: Served) -> None:
+        self.gateway, self.served = gateway, served
+        self.canaries = Canaries(sqlite3.connect(file), lambda: None, lambda said: None)
+        self.answers: list[tuple[float, int, str]] = []
+
+    @property
+    def state(self) -> CanaryState:
+        return next(iter(self.canaries.states().values()), CanaryState(-1.0))
+
+    async def control(self) -> None:
+        while True:
+            self.canaries.hear("g", self.gateway.splits.reports())
+            self.canaries.look(time.time())
+            self.gateway.splits.hear(self.canaries.states())
+            await asyncio.sleep(0.2)
+
+    async def client(self, http: httpx.AsyncClient, **more: Any) -> None:
+        while True:
+            answer = await http.post("/v1/chat/completions", json=chat(**more))
+            version = answer.headers[HEADER]
+            self.answers.append((time.monotonic(), answer.status_code, version))
+
+    async def run(self, until_s: float, clients: int, **more: Any) -> float:
+        """Returns after how many seconds the canary was taken back, and goes on to `until_s`."""
+        async with self.served.http() as http:
+            works = [asyncio.create_task(self.control())]
+            works += [asyncio.create_task(self.client(http, **more)) for _ in range(clients)]
+            begun = time.monotonic()
+            await until(lambda: self.state.outcome, 60)
+            took = time.monotonic() - begun
+            await asyncio.sleep(max(0.0, until_s - took))
+            for work in works:
+                work.cancel()
+            await asyncio.wait(works)
+        return took
+
+
+@pytest.mark.parametrize(
+    ("percent", "bad", "says"),
+    [
+        (20, {"error_every": 20}, "requests failed"),
+        (5, {"step_base_ms": 15}, "times that of the others"),
+    ],
+    ids=["5 % errors", "3 times slower"],
+)
+async def test_a_canary_that_does_worse_is_taken_back(
+    served: Served, tmp_path: Path, percent: float, bad: dict[str, Any], says: str
+):
+    """Seconds depend on the machine; what is asserted are requests."""
+    canary = {"version": "b", "steps": [percent, 100], "step_s": 600}
+    gateway = await served.gateway(*cards(canary=canary))
+    good = {"step_base_ms": 5 if "step_base_ms" in bad else 0, "reply": "word " * 2, "max_num_seqs": 64}
+    await served.replica("m", **good)
+    await served.replica("m@b", **good | bad)
+    run = Canaried(gateway, tmp_path / "db", served)
+    took = await run.run(10, 16, stream="step_base_ms" in bad)
+    picked, failed = gateway.splits._counts["m@b"]
+    count = len(run.answers)
+    print(f"{bad}: taken back after {took:.1f} s; {picked:g} of {count} asked it, {failed:g} failed there")
+    assert says in run.state.outcome
+    assert (run.state.percent, gateway.splits.shares()["m@b"]) == (0, 0)
+    assert {status for _, status, _ in run.answers} == {200}  # the other version stood in
+    assert failed <= 0.02 * count
+    assert "error_every" in bad or picked <= 100
+    async with served.http() as http:
+        assert run.state.outcome == (await http.get("/health")).json()["models"]["m@b"]["canary"]

@@ -200,3 +200,37 @@ def test_a_version_that_cannot_start_is_told_and_the_old_one_answers(service: Se
     assert service.ask("a").status_code == 200
     service.run("rollback")
     assert service.ask("a").status_code == 200
+
+
+@pytest.mark.parity("X15")
+def test_a_canary_beside_a_model_is_taken_back_and_stays_back(service: Service):
+    def shown() -> dict[str, Any]:
+        return httpx.get(f"{service.url}/health", timeout=60).json()["models"].get("a@b", {})
+
+    service.run("apply", service.write(a={}, b={}), "--take-over")
+    before = service.pids()
+    entries = [{"name": "a"}, {"name": "b", "engine_kwargs": {"error_every": 2}}]
+    canary = {"versions": entries, "canary": {"version": "b", "steps": [50, 100]}}
+    file = service.write(a=canary, b={})
+    assert "a@b: added" in service.run("plan", file)
+    service.run("apply", file)
+    wait_until(lambda: shown()["share"] == 0.5, 30)
+    assert service.ask("a@b").status_code in (200, 500)
+    while shown()["canary"] == "goes on":
+        assert service.ask("a").status_code == 200  # the other version stands in
+    assert "taken back from 50 %" in shown()["canary"]
+    assert "canary a@b taken back" in json.loads(service.run("history", "--json"))[0]["what"]
+    psutil.Process(service.pids()["LLMControl"]).kill()
+    wait_until(lambda: service.newest()["outcome"] == "applied", 60)
+    service.run("apply", service.write(a={**canary, "aliases": ["y"]}, b={}))
+    assert "taken back from 50 %" in shown()["canary"]
+    assert {service.ask("y").headers["x-penstock-model"] for _ in range(10)} == {"a"}
+    weights = [{"name": "a", "weight": 0}, {"name": "b", "engine_kwargs": {"error_every": 2}}]
+    again = service.write(a={"versions": weights}, b={})
+    assert "version.weight: 1.0 -> 0.0  (live)" in service.run("plan", again)
+    service.run("apply", again)
+    assert shown()["share"] == 1
+    after = service.pids()
+    assert {name: after[name] for name in before if name != "LLMControl"} == {
+        name: pid for name, pid in before.items() if name != "LLMControl"
+    }

@@ -81,6 +81,8 @@ def _state(model: Mapping[str, Any]) -> str:
         parts.append(f"{missing} starting or restarting")
     if (share := model.get("share")) is not None:
         parts.append(f"{share:.0%} of the requests")
+    if canary := model.get("canary"):
+        parts.append(f"canary {canary}")
     if engine := model.get("engine"):
         parts.append(f"{engine} {model.get('version') or ''}".rstrip())
     return ", ".join(parts)

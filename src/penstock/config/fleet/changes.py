@@ -16,6 +16,7 @@ MODEL: Mapping[str, Cost] = {
     "fallbacks": "live",
     "versions": "live",
     "sticky": "live",
+    "canary": "live",
     "version": "live",
     "llm_engine": "roll",
     "engine_kwargs": "roll",

@@ -21,7 +21,7 @@ from penstock.config.schema.processing import own_deployment
 from penstock.config.schema.sections import BatchConfig, Nodes
 
 Action = Literal["added", "removed", "rolled", "scaled", "live", "unchanged"]
-_SECTIONS = ("deployment_config", "batch", "experimental_configs")
+_SECTIONS = ("deployment_config", "batch", "experimental_configs", "version")
 """Fields whose parts cost something else each."""
 
 _UNITS = ("GPU", "CPU")
@@ -177,7 +177,7 @@ def _changes(old: LLMConfig, new: LLMConfig, restarts: Sequence[str]) -> Iterato
 
 
 def _parts(name: str, value: Any) -> Mapping[str, Any]:
-    section = document(value or BatchConfig(), unset=True) if name == "batch" else value
+    section = document(value or BatchConfig(), unset=True) if name == "batch" else document(value or {})
     return {f"{name}.{part}": one for part, one in section.items()}
 
 

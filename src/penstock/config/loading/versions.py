@@ -11,7 +11,7 @@ from penstock.config.messages.location import Location
 from penstock.config.schema.model import LLMConfig
 from penstock.config.schema.versions import VersionConfig, own_fields
 
-_OF_MODEL = ("versions", "sticky")
+_OF_MODEL = ("versions", "sticky", "canary")
 _SHARED = (*_OF_MODEL, "aliases", "fallbacks", "version")
 """Fields that a version cannot have of its own."""
 
@@ -42,7 +42,11 @@ def _version(
         where = location / "model_loading_config" / "model_id"
         raise where.fault(f"a version of {model!r} is named by `name`; leave model_id out.")
     version = VersionConfig(
-        of=model, name=entry["name"], weight=entry.get("weight", 1.0), sticky=config.sticky
+        of=model,
+        name=entry["name"],
+        weight=entry.get("weight", 1.0),
+        sticky=config.sticky,
+        canary=config.canary if config.canary and config.canary.version == entry["name"] else None,
     )
     others = [model if own else version.full_name, *config.aliases]
     values = {name: _over(value, own[name]) if name in own else value for name, value in given.items()}

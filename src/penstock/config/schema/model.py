@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast, get_args
 
-from pydantic import Field, PrivateAttr, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
 
 from penstock.config.messages.location import Location
 from penstock.config.messages.problems import CheckedDict, unknown
@@ -43,7 +43,14 @@ from penstock.config.schema.sections import (
     translate_task,
 )
 from penstock.config.schema.strict import RootConfig, optional, section, setting
-from penstock.config.schema.versions import Sticky, VersionConfig, VersionEntry, own_fields
+from penstock.config.schema.versions import (
+    CanaryConfig,
+    Sticky,
+    VersionConfig,
+    VersionEntry,
+    named,
+    own_fields,
+)
 
 _MODEL = "a config does not read the model. Its folder has a config.json; a running service has /v1/models."
 _CONNECTOR = "set engine_kwargs.kv_transfer_config, or `prefill`; a replica sets its connector up."
@@ -96,6 +103,10 @@ class LLMConfig(RootConfig):
     )
     sticky: Sticky = setting(
         "none", "Which requests stay with one version: those of a `user`, or of a `session`."
+    )
+    canary: Annotated[CanaryConfig | None, BeforeValidator(named)] = optional(
+        "The version whose share grows by steps while it does as well as the others, and which gets none "
+        "when it does not: its name, or a section."
     )
     version: VersionConfig | None = optional("Written for each of `versions`, not by users.")
     llm_engine: str = setting(
@@ -215,6 +226,13 @@ class LLMConfig(RootConfig):
                 yield f"{field}_options are given, but no {field}."
         if self.sticky != "none" and not self.versions:
             yield "sticky is given, but no versions."
+        weights = {one["name"]: one.get("weight", 1) for one in self.versions}
+        if self.canary is not None and self.canary.version not in weights:
+            yield f"canary: {unknown('version', self.canary.version, weights)}"
+        elif self.canary is not None and not any(
+            weights[one] for one in weights if one != self.canary.version
+        ):
+            yield "canary: there is no other version with a weight that it could be compared with."
         router = router_name(self.deployment_config.get("request_router_config"))
         if router is not None and self.routing_policy != DEFAULT_POLICY:
             yield (

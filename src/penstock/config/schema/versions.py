@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from penstock.config.schema.strict import StrictModel, setting
+from penstock.config.schema.strict import StrictModel, optional, setting
 
 VersionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Sticky = Literal["user", "session", "none"]
@@ -28,6 +28,29 @@ class VersionEntry(StrictModel):
     )
 
 
+class CanaryConfig(StrictModel):
+    """A version whose share is raised by steps, as long as it does as well as the others."""
+
+    version: VersionName = Field(description="Its name.")
+    steps: list[Annotated[float, Field(gt=0, le=100)]] = setting(
+        [5.0, 25.0, 50.0, 100.0], "Its share of the requests in each step, in percent.", min_length=1
+    )
+    step_s: float = setting(300.0, "How long a step takes at least.", gt=0)
+    min_requests: int = setting(50, "How many requests it must get in each step before the next one.", ge=1)
+    max_error_rate: float = setting(
+        0.01, "How much larger a part of its requests may fail than of the others'.", ge=0, lt=1
+    )
+    max_ttft_ratio: float = setting(
+        2.0, "How many times as long as the others' its time to the first token may be.", ge=1
+    )
+    max_itl_ratio: float = setting(1.5, "The same of the time between tokens.", ge=1)
+
+
+def named(value: object) -> object:
+    """`canary: b` is `canary: {version: b}`."""
+    return {"version": value} if isinstance(value, str) else value
+
+
 class VersionConfig(StrictModel):
     """A config's part in a model with versions."""
 
@@ -35,6 +58,8 @@ class VersionConfig(StrictModel):
     name: VersionName = Field(description="The version's name.")
     weight: float = setting(1.0, "Its share of the model's requests.", ge=0)
     sticky: Sticky = setting("none", "As the model says it.")
+    canary: CanaryConfig | None = optional("That of the model, if it is this version.")
+    revision: str = setting("", "Another one where its answers may be others. Builders set it.")
 
     @property
     def full_name(self) -> str:

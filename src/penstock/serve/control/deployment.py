@@ -23,6 +23,7 @@ from penstock.errors import BadRequest, Error, NotFound, Unavailable
 from penstock.openai.asgi_response import send_body, send_error
 from penstock.serve.control import link, operations
 from penstock.serve.control.application import known
+from penstock.serve.control.canary import Canaries
 from penstock.serve.control.desired import DesiredStates, file_name
 from penstock.serve.control.fleet import FleetVersions
 from penstock.serve.control.followers import Followers
@@ -66,10 +67,14 @@ class LLMControl:
         self._app = app
         self._desired = DesiredStates(file)
         self._followers = Followers(self._desired)
-        self._gateways = Gateways(self._desired, app)
+        self._canaries = Canaries(
+            self._desired.connection, self._desired.changed.send, lambda text: self._fleet.remark(text)
+        )
+        self._gateways = Gateways(self._desired, app, self._canaries.states)
         self._fleet = FleetVersions(self._desired.connection, app, self._gateways.faults)
         self._time_sharing = TimeSharing(self._desired, self._followers, self.perform)
         self._watching: asyncio.Task[None] | None = None
+        self._looking = asyncio.create_task(self._canaries.watch())
         self._usage_store: UsageStore | None = None
         self._listener = await PrivateListener.open(self._serve, NAME, node_id, node_host)
 
@@ -77,6 +82,7 @@ class LLMControl:
         """Ends the links."""
         self._desired.changed.close()
         self._fleet.close()
+        self._looking.cancel()
         await self._listener.close(grace_s=0.2)
         self._desired.close()
         if self._usage_store is not None:
@@ -108,6 +114,7 @@ class LLMControl:
             "settle": self.settle,
             "usage": self.usage,
             "organization": self.organization,
+            "canaries": self.canaries,
             "fleet": self._fleet.show,
             "fleet/history": self.history,
             "fleet/audit": self.audit,
@@ -135,7 +142,8 @@ class LLMControl:
         if isinstance(message, Done):
             self._followers.done(message.command, message.replica, message.outcome)
         elif isinstance(message, GatewayStatus):
-            self._gateways.hear(message)
+            self._canaries.hear(message.gateway, message.canaries)
+            self._gateways.hear(msgspec.structs.replace(message, canaries=()))
         else:
             self._followers.hear(message)
             self._time_sharing.hear(message)
@@ -192,6 +200,10 @@ class LLMControl:
             return f"Nothing changes: {error}"
         await asyncio.to_thread(self._usage().note, who, _changed({}, begun))
         return f"Applying version {begun['version']} of the fleet: {begun['what']}."
+
+    async def canaries(self) -> dict[str, Any]:
+        """Their states, by key."""
+        return msgspec.to_builtins(self._canaries.states())
 
     async def history(self) -> dict[str, Any]:
         """Versions of the fleet, the newest first."""

@@ -119,6 +119,14 @@ class FleetVersions:
         for who, what in ended.fetchall():
             progress.note(f"Version {version} of the fleet, by {who} ({what}): {outcome}. {_NEXT_START}")
 
+    def remark(self, text: str) -> None:
+        """Something that happened to the newest version, for the history."""
+        newest = "SELECT max(version) FROM fleet"
+        self._database.execute(
+            f"UPDATE fleet SET what = what || '; ' || ? WHERE version = ({newest})", (text,)
+        )
+        progress.note(f"{text[0].upper()}{text[1:]}")
+
     def _newest(self) -> FleetVersion:
         """Raises: Conflict for a service whose fleet is not known."""
         if not (known := self.history()):

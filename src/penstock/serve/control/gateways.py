@@ -16,7 +16,7 @@ from penstock.serve.control.application import known
 from penstock.serve.control.desired import DesiredStates
 from penstock.serve.control.followers import Presence
 from penstock.serve.control.operations import SHIFT, Shift
-from penstock.serve.control.state import GatewayStatus, Outcome, Routes, RouteStatus
+from penstock.serve.control.state import CanaryState, GatewayStatus, Outcome, Routes, RouteStatus
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +46,14 @@ class _Gateway(Presence):
 class Gateways:
     """By id, of one application."""
 
-    def __init__(self, desired: DesiredStates, app: str) -> None:
+    def __init__(
+        self,
+        desired: DesiredStates,
+        app: str,
+        canaries: Callable[[], Mapping[str, CanaryState]] = dict[str, CanaryState],
+    ) -> None:
         """app: the application's name."""
+        self._canaries = canaries
         self._desired = desired
         self._app = app
         self._gateways: dict[str, _Gateway] = {}
@@ -74,7 +80,7 @@ class Gateways:
     def updates(self, gateway: str) -> AsyncGenerator[Routes]:
         """For a gateway that was heard."""
         return self._gateways[gateway].updates(
-            self._desired.changed, lambda: Routes(self._desired.routes(), self.wanted)
+            self._desired.changed, lambda: Routes(self._desired.routes(), self.wanted, self._canaries())
         )
 
     async def shift(self, model: str, application: str, timeout_s: float) -> dict[str, Outcome]:

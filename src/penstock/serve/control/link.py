@@ -35,7 +35,7 @@ PATH = "/_penstock/control"
 
 _FIND_S = 5.0
 _AGAIN_S = 1.0
-_SHIFTING_S = 0.2  # between two reports of a gateway that moves a model
+_SHIFTING_S = 0.2  # between two reports of a gateway that moves a model, or has a canary
 _WARN_S = 30.0  # without control before a warning is logged: a restart of control takes less
 
 FromFollower = ReplicaStatus | GatewayStatus | Done
@@ -197,7 +197,9 @@ class ControlLink:
             lines = b"".join(message + b"\n" for message in (*self._outbox, _encode(now)))
             self._outbox.clear()
             connection.write(b"%x\r\n%b\r\n" % (len(lines), lines))
-            often_s = _SHIFTING_S if isinstance(now, GatewayStatus) and now.shifting else FOLLOW_S
+            often_s = FOLLOW_S
+            if isinstance(now, GatewayStatus) and (now.shifting or now.canaries):
+                often_s = _SHIFTING_S
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(often_s):  # `wait_for` can lose a cancellation
                     await self._changed.wait()

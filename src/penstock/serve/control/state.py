@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -90,15 +90,35 @@ class RouteStatus(msgspec.Struct, frozen=True):
     open: int = 0
 
 
+class CanaryReport(msgspec.Struct, frozen=True):
+    """What a gateway has counted of a canary and of the other versions of its model.
+
+    key: the name of the version, and what it and the canary's config are made of. counts: first its own, then
+    those of the others: requests, those that failed, and what `Buckets.numbers` has of TTFT and ITL.
+    """
+
+    key: str
+    config: dict[str, Any]
+    counts: list[float]
+
+
+class CanaryState(msgspec.Struct, frozen=True):
+    """Its share in percent, and how it ended; "" while it goes on."""
+
+    percent: float
+    outcome: str = ""
+
+
 class GatewayStatus(msgspec.Struct, frozen=True, tag="gateway"):
     """What a gateway reports: the route of every model. shifting: whether it moves one. fault: why it cannot
-    take over the newest update, which it tries again.
+    take over the newest update, which it tries again. canaries: those that go on.
     """
 
     gateway: str
     routes: Mapping[str, RouteStatus]
     shifting: bool = False
     fault: str = ""
+    canaries: Sequence[CanaryReport] = ()
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
@@ -128,8 +148,9 @@ class Routes(msgspec.Struct, frozen=True):
     """What control sends to a gateway.
 
     applications: whose replicas answer for a model, by model, where they are not the gateway's own. wanted:
-    how many replicas Serve should run there, by model.
+    how many replicas Serve should run there, by model. canaries: by their keys.
     """
 
     applications: Mapping[str, str]
     wanted: Mapping[str, int] = {}
+    canaries: Mapping[str, CanaryState] = {}

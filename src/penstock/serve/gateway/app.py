@@ -43,6 +43,7 @@ from penstock.serve.gateway.tenants.meter import Asked
 from penstock.serve.gateway.tenants.registry import Tenants, read_keys
 from penstock.serve.http import cors
 from penstock.serve.http.connection_limits import Connections
+from penstock.serve.routing.split import Splits
 from penstock.serve.tenancy import limits
 from penstock.serve.tenancy.keys import DEFAULT_TENANT, Grant
 from penstock.serve.tenancy.reporting import Settle
@@ -220,6 +221,11 @@ class Gateway:
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
 
+    @property
+    def splits(self) -> Splits:
+        """The versions of models, whose weights control changes, too."""
+        return self._dispatch.splits
+
     def idle_s(self) -> dict[str, float]:
         """Seconds since a request for each model came here; of models that have had one."""
         return self._dispatch.idle_s()
@@ -250,6 +256,7 @@ class Gateway:
             raise
         finally:
             request.account(reply, error)
+            self._count_version(request, reply)
             if request.grant is not None:
                 self._settle(request.grant, request, reply, error)
 
@@ -343,7 +350,8 @@ class Gateway:
         if keeper is not None and keeper.model_id != model.id:
             raise stored_responses.lost()
         request.metrics = self._dispatch.metrics.model(model.id).on(route.path)
-        reply.gaps, reply.pauses = request.metrics.inter_token, request.metrics.pause
+        metrics = request.metrics
+        reply.first, reply.gaps, reply.pauses = metrics.first_token, metrics.inter_token, metrics.pause
         tier = self._tier(request, content)
         if content.fields.model == "":
             content.name_model(model.id)  # engines know no empty name
@@ -360,7 +368,7 @@ class Gateway:
             tier,
             mark or "",
             request.meter,
-            bool(reply.answered_by),
+            bool(request.picked),
         )
         await request.while_connected(self._dispatch.answer(model.id, upstream, reply))
 
@@ -380,7 +388,7 @@ class Gateway:
             key = "" if (grant := request.grant) is None else f"{grant.tenant}/{grant.name}"
             key = sticky_key(versions[0], fields, request.headers, key)
             picked = self._dispatch.splits.pick([*by_id], key)
-        reply.answered_by = picked
+        request.picked = reply.answered_by = picked
         return by_id[picked]
 
     def _admit(
@@ -430,6 +438,13 @@ class Gateway:
         tokens = meter.tokens(answered=reached and not refused)
         model = reply.answered_by or (request.metrics.model_id if request.metrics else "")
         self._tenants.end(meter, model, tokens, failed=failed, reached=reached)
+
+    def _count_version(self, request: ClientRequest, reply: ClientResponse) -> None:
+        """For the model's canary: what another version had to answer has failed, too."""
+        picked, stood_in = request.picked, reply.answered_by != request.picked
+        if picked and not self._draining and (stood_in or not request.gone):
+            failed = stood_in or reply.broken or (reply.status or 0) >= 500
+            self._dispatch.splits.ended(picked, failed=failed)
 
     def _tier(self, request: ClientRequest, content: RequestBody) -> Tier:
         """The request's class, which the body then names. Raises: BadRequest."""

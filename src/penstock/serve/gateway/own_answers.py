@@ -162,15 +162,12 @@ class OwnAnswers:
         await reply.whole(200 if healthy else 503, JSON, content)
 
     def _counts(self, model_id: str) -> dict[str, Any]:
-        """resting: asleep or paused on request. wanted: replicas that Ray Serve should run. share: of its
-        model's requests, what a version gets.
-        """
+        """resting: asleep or paused on request. wanted: replicas that Ray Serve should run."""
         members = self._table.members(model_id)
         resting = sum(replica.state in ("asleep", "paused") for replica in members)
         ready, wanted = len(self._table.ready(model_id)), self._table.wanted.get(model_id, len(members))
         counts = {"ready": ready, "resting": resting, "replicas": len(members), "wanted": wanted}
-        share = self._dispatch.splits.shares().get(model_id)
-        return counts if share is None else {**counts, "share": share}
+        return {**counts, **self._dispatch.splits.shown(model_id)}
 
     async def alive(self, request: ClientRequest, reply: ClientResponse) -> None:
         await reply.whole(200, _TEXT, b"success")

@@ -48,6 +48,7 @@ class ClientRequest:
         self.route: Route  # once it is found
         self.metrics: RouteMetrics | None = None
         self.trace: Trace | None = None
+        self.picked = ""  # the version of its model, by weight
         self.gone = False
         self.has_key = True  # the API key, where one is configured
         self.grant: Grant | None = None  # of a tenant's key
@@ -106,8 +107,6 @@ class ClientRequest:
             self.metrics.request.observe(seconds)
             if self.timing.first_byte_s is not None:
                 self.metrics.overhead.observe(self.timing.overhead_s)
-                if reply.streaming:
-                    self.metrics.first_token.observe(self.timing.first_byte_s)
             if self.trace is not None:
                 last = b"".join(reply.last or ())
                 self.trace.end(self.metrics.model_id, status, reply.streaming, error, last)

@@ -45,6 +45,7 @@ class ClientResponse:
         self.answered_by = ""  # the id of another model than the one that was asked for
         self.has_fallback = False  # another model can answer where this one says that it cannot now
         self.timing = timing
+        self.first: Buckets | None = None  # counts times to a stream's first byte
         self.gaps: Buckets | None = None  # counts times between a stream's pieces
         self.pauses: Buckets | None = None  # counts those until another replica went on with it
         self.last: deque[bytes] | None = None  # the last pieces, where traces need them
@@ -66,6 +67,8 @@ class ClientResponse:
         self.status = status
         kind = next((value for name, value in headers if name == b"content-type"), b"")
         self.streaming = kind.startswith(_STREAM[1])
+        if self.streaming and self.first is not None and self.timing.first_byte_s is not None:
+            self.first.observe(self.timing.first_byte_s)
         timing = (_TIMING, self.timing.header())
         more = [*(_UNBUFFERED if self.streaming else ()), timing, self._request_id, *self.more]
         if self.answered_by:

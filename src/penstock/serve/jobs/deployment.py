@@ -31,6 +31,7 @@ from penstock.config.schema.jobs import JobsConfig
 from penstock.errors import BadRequest, Error
 from penstock.serve.control.link import ControlLink
 from penstock.serve.control.state import NAME as CONTROL
+from penstock.serve.control.state import CanaryState
 from penstock.serve.gateway.body import fields
 from penstock.serve.gateway.catalogue import Catalogue, LiveState, ServedModel
 from penstock.serve.gateway.routing_features import sticky_key
@@ -52,6 +53,7 @@ NAME = "LLMJobs"
 _PAUSE_S = 0.5
 _IDLE_S = 60.0
 _SETTLE_S = 5.0
+_CANARY_S = 1.0
 
 HEALTH_CHECKS: Mapping[str, Any] = {"health_check_period_s": 1.0, "health_check_timeout_s": 1.7}
 """Of processes without an engine. Serve replaces them after three failures in a row: 5 to 6 s of silence."""
@@ -121,6 +123,7 @@ class LLMJobs:
             self._serve, NAME, context.get_node_id(), ray.util.get_node_ip_address()
         )
         await self._usage.start()
+        self._following = asyncio.create_task(self._follow_canaries())
         await self._service.start()
         self._hold()
 
@@ -145,6 +148,15 @@ class LLMJobs:
     def _find_models(self, live: LiveState) -> None:
         self._catalogue = Catalogue(live.cards, live.gateway.default_model)
         self._splits.follow({one.id: one.version for one in live.cards if one.version is not None})
+
+    async def _follow_canaries(self) -> None:
+        """Takes over their shares, while there are any."""
+        while True:
+            with suppress(Error, msgspec.ValidationError):
+                if self._splits.has_canary:
+                    found = await self._control.ask("canaries", {}, _SETTLE_S)
+                    self._splits.hear(msgspec.convert(found, dict[str, CanaryState]))
+            await asyncio.sleep(_CANARY_S)
 
     def _pick(self, body: bytes, versions: Sequence[ServedModel]) -> ServedModel:
         by_id = {model.id: model for model in versions}
@@ -231,6 +243,7 @@ class LLMJobs:
             return
         if self._staying is not None:
             self._staying.cancel()
+        self._following.cancel()
         await self._listener.close(grace_s=5.0)
         await self._service.close()
         await self._fleet.close()

@@ -104,7 +104,10 @@ class RouterDeployment:
             gateway = gateway.model_copy(update={"processes": most})
         prefill = {m.config.model_id: m.prefill for m in known if m.prefill is not None}
         live = LiveState(
-            tuple(ServedModel.of(m.config, tuple(paths(m.server)), batch_paths(m.server)) for m in known),
+            tuple(
+                ServedModel.of(_revised(m.config), tuple(paths(m.server)), batch_paths(m.server))
+                for m in known
+            ),
             gateway,
             {model.config.model_id: model.deployment for model in known},
             tuple(sorted(prefill)),
@@ -178,6 +181,14 @@ def _router(config: LLMConfig) -> str:
         return version.hashed([config.deployment_config.get("request_router_config")])
     except TypeError:
         return uuid.uuid4().hex
+
+
+def _revised(config: LLMConfig) -> LLMConfig:
+    """A canary by which gateways and control can tell whether it is another one."""
+    if config.version is None or config.version.canary is None:
+        return config
+    revised = config.version.model_copy(update={"revision": version.of_answers(config)})
+    return config.model_copy(update={"version": revised})
 
 
 def _application(model: Application | LLMConfig) -> Application:

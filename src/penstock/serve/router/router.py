@@ -110,7 +110,7 @@ class LLMRouter:
             settle=self._settle if control is not None else own_store(app_name),
         )
         await self.gateway.start()
-        self._shifts.start()
+        self._shifts.start(self.gateway.splits)
         for name, handle in self._prefill.items():
             self._follow_prefill(name, handle)
         self._port: Port | None = None

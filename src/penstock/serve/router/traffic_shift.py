@@ -23,6 +23,7 @@ from penstock.serve.fleet import membership
 from penstock.serve.fleet.membership import Members
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.fleet.table import Table
+from penstock.serve.routing.split import Splits
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +61,13 @@ class TrafficShifts:
         self._desired: dict[str, str] = {}
         self._shifting: dict[str, asyncio.Task[None]] = {}
         self._failed: dict[str, str] = {}  # application, by model, of shifts that a warning was logged for
+        self._splits = Splits()
         self._first, self._begun = asyncio.Event(), False
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
-        """Begins to follow membership and control."""
+    def start(self, splits: Splits | None = None) -> None:
+        """Begins to follow membership and control. splits: what follows control, too."""
+        self._splits = splits or self._splits
         if self._control is not None:
             following = self._control.follow(self._status, Routes, self._received)
             self._tasks.append(asyncio.create_task(following))
@@ -145,11 +148,13 @@ class TrafficShifts:
             for model, known in self._models.items()
         }
         is_shifting = bool(self._shifting) or any(route.open for route in routes.values())
-        return GatewayStatus(self._id, routes, is_shifting, self._fault)
+        canaries = self._splits.reports()
+        return GatewayStatus(self._id, routes, is_shifting, self._fault, canaries)
 
     def _received(self, routes: Routes) -> None:
         self._desired = dict(routes.applications)
         self._table.wanted = dict(routes.wanted)
+        self._splits.hear(routes.canaries)
         self._first.set()
         if self._begun:
             self._apply()

@@ -7,8 +7,11 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from penstock.config.schema.versions import VersionConfig
+from penstock.metrics import FIRST_TOKEN, INTER_TOKEN, GatewayMetrics
+from penstock.serve.control.state import CanaryReport, CanaryState
 
 _HASH_BYTES = 8
 
@@ -16,17 +19,79 @@ _HASH_BYTES = 8
 class Splits:
     """The versions of all models of one gateway, by id, with their weights as they are now."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: GatewayMetrics | None = None) -> None:
+        """metrics: for what is reported of canaries."""
+        self._metrics = metrics
         self._versions: dict[str, VersionConfig] = {}
         self._weights: dict[str, dict[str, float]] = {}
+        self._canaries: Mapping[str, CanaryState] = {}
+        self._counts = defaultdict[str, list[float]](lambda: [0.0, 0.0])
 
     def follow(self, versions: Mapping[str, VersionConfig]) -> None:
         """Takes over what the config says. versions: by id."""
         self._versions = dict(versions)
+        self._weigh()
+
+    def hear(self, canaries: Mapping[str, CanaryState]) -> None:
+        """Takes over what control says."""
+        self._canaries = canaries
+        self._weigh()
+
+    def _weigh(self) -> None:
+        """A canary that control does not know yet gets nothing."""
         weights = defaultdict[str, dict[str, float]](dict)
-        for model_id, version in versions.items():
+        for model_id, version in self._versions.items():
             weights[version.of][model_id] = version.weight
+        for model_id, version in self._versions.items():
+            if version.canary is not None:
+                percent = self._state(model_id).percent
+                others = {one: weight for one, weight in weights[version.of].items() if one != model_id}
+                rest = (100.0 - percent) / (sum(others.values()) or 1.0)
+                scaled = {one: weight * rest for one, weight in others.items()}
+                weights[version.of] |= {**scaled, model_id: percent}
         self._weights = dict(weights)
+
+    def _key(self, model_id: str) -> str:
+        version = self._versions[model_id]
+        config = version.canary.model_dump_json() if version.canary is not None else ""
+        return f"{version.full_name} {version.revision} {config}"
+
+    def _state(self, model_id: str) -> CanaryState:
+        return self._canaries.get(self._key(model_id), CanaryState(0.0))
+
+    def ended(self, model_id: str, *, failed: bool) -> None:
+        """Counts a request for which this version was picked."""
+        counts = self._counts[model_id]
+        counts[0] += 1
+        counts[1] += failed
+
+    def reports(self) -> list[CanaryReport]:
+        """Of canaries that go on, or are not known yet."""
+        return [
+            CanaryReport(
+                self._key(model_id),
+                version.canary.model_dump(),
+                [
+                    *self._counted([model_id]),
+                    *self._counted([one for one in self._weights[version.of] if one != model_id]),
+                ],
+            )
+            for model_id, version in self._versions.items()
+            if version.canary is not None and not self._state(model_id).outcome
+        ]
+
+    def _counted(self, ids: Sequence[str]) -> list[float]:
+        assert self._metrics is not None
+        rows = [
+            [*self._counts[one], *model.numbers(FIRST_TOKEN), *model.numbers(INTER_TOKEN)]
+            for one in ids
+            for model in [self._metrics.model(one)]
+        ]
+        return [sum(column) for column in zip(*rows, strict=True)]
+
+    @property
+    def has_canary(self) -> bool:
+        return any(version.canary is not None for version in self._versions.values())
 
     def pick(self, ids: Sequence[str], key: str) -> str:
         """One of these versions of a model. key: requests of one key stay together; "" for none."""
@@ -34,11 +99,17 @@ class Splits:
         return pick({one: weights[one] for one in ids}, key)
 
     def others(self, model_id: str) -> Sequence[str]:
-        """Versions of the same model that have a weight, too."""
+        """Versions of the same model that have a weight, too; not a canary that still has to prove itself."""
         if (version := self._versions.get(model_id)) is None:
             return ()
         weights = self._weights[version.of]
-        return [other for other, weight in weights.items() if weight and other != model_id]
+        return [
+            other
+            for other, weight in weights.items()
+            if weight
+            and other != model_id
+            and (self._versions[other].canary is None or self._state(other).outcome)
+        ]
 
     def shares(self) -> dict[str, float]:
         """Of its model's requests, by id. Between 0 and 1."""
@@ -47,6 +118,13 @@ class Splits:
             for weights in self._weights.values()
             for model_id, weight in weights.items()
         }
+
+    def shown(self, model_id: str) -> dict[str, Any]:
+        """What clients may see of a version: its share, and how it gets on as a canary."""
+        if (version := self._versions.get(model_id)) is None:
+            return {}
+        canary = {"canary": self._state(model_id).outcome or "goes on"} if version.canary else {}
+        return {"share": self.shares()[model_id], **canary}
 
 
 def pick(weights: Mapping[str, float], key: str) -> str:
