@@ -206,6 +206,11 @@ class GatewayMetrics:
             "Requests for a model that were sent to another one because it could not answer.",
             ["model", "to"],
         )
+        self.shadows = counter(
+            "penstock_shadow_requests",
+            "Requests that a version answered unseen: 'ok', 'failed', or 'skipped' where too many are open.",
+            ["model", "outcome"],
+        )
         self.tenant_requests = counter(
             "penstock_tenant_requests", "Requests of tenants that have ended.", ["tenant"]
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import sqlite3
 import time
 from collections import Counter
@@ -124,6 +126,54 @@ async def test_requests_of_one_user_or_session_stay_with_a_version_at_every_gate
             (version,) = {answer.headers[HEADER] for answer in answers}
             found.append(version)
     assert {"m", "m@b"} == set(found)
+
+
+async def counted(http: httpx.AsyncClient, name: str, label: str) -> dict[str, float]:
+    found = re.findall(
+        rf'penstock_{name}_total{{.*{label}="(\w+)".*}} (.*)', (await http.get("/metrics")).text
+    )
+    return {label: float(count) for label, count in found}
+
+
+async def test_a_shadow_answers_unseen_and_uncharged_and_both_answers_are_written(
+    served: Served, tmp_path: Path
+):
+    file, key = tmp_path / "shadow.jsonl", "the-only-key-of-tenant-t"
+    keys = [{"tenant": "t", "name": "n", "key": key, "scopes": ["chat", "completions", "metrics"]}]
+    await start(served, *cards(1, 0, shadow={"version": "b", "share": 1.0, "answers": str(file)}), keys=keys)
+    bodies = [{"model": "m", "prompt": "x"}, chat(stream=True), chat(temperature=0)]
+    async with served.http(headers={"authorization": f"Bearer {key}"}) as http:
+        for body in bodies:
+            path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
+            fields = {"content-type": "application/json"}
+            answer = await http.post(path, content=json.dumps(body, indent=2), headers=fields)
+            assert (answer.status_code, answer.headers[HEADER], '"b"' in answer.text) == (200, "m", False)
+        await until(lambda: file.exists() and file.read_text().count("\n") == len(bodies))
+        assert await counted(http, "shadow_requests", "outcome") == {"ok": 3}
+        assert await counted(http, "tenant_requests", "tenant") == {"t": 3}
+        assert (await counted(http, "tenant_tokens", "kind"))["output"] == 3 * 2  # "a", and the end
+    for row in map(json.loads, file.read_text().splitlines()):
+        row["request"].pop("stream_options", None)  # the gateway's own, to know what to charge
+        assert row["request"] in bodies
+        assert [(one["version"], one["status"]) for one in row["answers"]] == [("m", 200), ("m@b", 200)]
+        assert ['"a"' in row["answers"][0]["text"], '"b"' in row["answers"][1]["text"]] == [True, True]
+
+
+async def test_a_shadow_that_hangs_holds_nothing_up(served: Served):
+    async def hangs(scope, receive, send):
+        await receive()
+        await receive()  # until the gateway ends the connection
+
+    gateway = await served.gateway(*cards(1, 0, shadow={"version": "b", "share": 1.0}))
+    await served.replica("m", reply="a")
+    await served.app(hangs, "m@b")
+    async with served.http() as http:
+        assert (await answered_by(served, 20)) == {"a": 20}
+        assert await counted(http, "shadow_requests", "outcome") == {"skipped": 4}
+        assert served.table.leases("m@b") == 16
+        assert gateway._bodies.used > 0
+        await gateway.close()
+        assert (served.table.leases("m@b"), gateway._bodies.used) == (0, 0)
 
 
 class Canaried:

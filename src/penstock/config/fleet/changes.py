@@ -17,6 +17,7 @@ MODEL: Mapping[str, Cost] = {
     "versions": "live",
     "sticky": "live",
     "canary": "live",
+    "shadow": "live",
     "version": "live",
     "llm_engine": "roll",
     "engine_kwargs": "roll",

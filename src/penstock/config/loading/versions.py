@@ -11,7 +11,7 @@ from penstock.config.messages.location import Location
 from penstock.config.schema.model import LLMConfig
 from penstock.config.schema.versions import VersionConfig, own_fields
 
-_OF_MODEL = ("versions", "sticky", "canary")
+_OF_MODEL = ("versions", "sticky", "canary", "shadow")
 _SHARED = (*_OF_MODEL, "aliases", "fallbacks", "version")
 """Fields that a version cannot have of its own."""
 
@@ -46,7 +46,11 @@ def _version(
         name=entry["name"],
         weight=entry.get("weight", 1.0),
         sticky=config.sticky,
-        canary=config.canary if config.canary and config.canary.version == entry["name"] else None,
+        **{
+            name: part
+            for name in ("canary", "shadow")
+            if (part := getattr(config, name)) is not None and part.version == entry["name"]
+        },
     )
     others = [model if own else version.full_name, *config.aliases]
     values = {name: _over(value, own[name]) if name in own else value for name, value in given.items()}

@@ -45,6 +45,7 @@ from penstock.config.schema.sections import (
 from penstock.config.schema.strict import RootConfig, optional, section, setting
 from penstock.config.schema.versions import (
     CanaryConfig,
+    ShadowConfig,
     Sticky,
     VersionConfig,
     VersionEntry,
@@ -103,6 +104,10 @@ class LLMConfig(RootConfig):
     )
     sticky: Sticky = setting(
         "none", "Which requests stay with one version: those of a `user`, or of a `session`."
+    )
+    shadow: Annotated[ShadowConfig | None, BeforeValidator(named)] = optional(
+        "The version that answers some requests for the others as well, unseen by clients: its name, or a "
+        "section."
     )
     canary: Annotated[CanaryConfig | None, BeforeValidator(named)] = optional(
         "The version whose share grows by steps while it does as well as the others, and which gets none "
@@ -227,11 +232,10 @@ class LLMConfig(RootConfig):
         if self.sticky != "none" and not self.versions:
             yield "sticky is given, but no versions."
         weights = {one["name"]: one.get("weight", 1) for one in self.versions}
-        if self.canary is not None and self.canary.version not in weights:
-            yield f"canary: {unknown('version', self.canary.version, weights)}"
-        elif self.canary is not None and not any(
-            weights[one] for one in weights if one != self.canary.version
-        ):
+        for field, part in (("canary", self.canary), ("shadow", self.shadow)):
+            if part is not None and part.version not in weights:
+                yield f"{field}: {unknown('version', part.version, weights)}"
+        if self.canary is not None and not any(weights[one] for one in weights if one != self.canary.version):
             yield "canary: there is no other version with a weight that it could be compared with."
         router = router_name(self.deployment_config.get("request_router_config"))
         if router is not None and self.routing_policy != DEFAULT_POLICY:

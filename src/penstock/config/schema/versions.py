@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from penstock.config.schema.paths import LocalFile
 from penstock.config.schema.strict import StrictModel, optional, setting
 
 VersionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -46,6 +47,14 @@ class CanaryConfig(StrictModel):
     max_itl_ratio: float = setting(1.5, "The same of the time between tokens.", ge=1)
 
 
+class ShadowConfig(StrictModel):
+    """A version that answers some requests for other versions as well, unseen by clients."""
+
+    version: VersionName = Field(description="Its name.")
+    share: float = setting(0.1, "The part of the other versions' requests that it gets, too.", gt=0, le=1)
+    answers: LocalFile | None = optional("File to which both answers are appended, as JSON Lines.")
+
+
 def named(value: object) -> object:
     """`canary: b` is `canary: {version: b}`."""
     return {"version": value} if isinstance(value, str) else value
@@ -59,6 +68,7 @@ class VersionConfig(StrictModel):
     weight: float = setting(1.0, "Its share of the model's requests.", ge=0)
     sticky: Sticky = setting("none", "As the model says it.")
     canary: CanaryConfig | None = optional("That of the model, if it is this version.")
+    shadow: ShadowConfig | None = optional("That of the model, if it is this version.")
     revision: str = setting("", "Another one where its answers may be others. Builders set it.")
 
     @property

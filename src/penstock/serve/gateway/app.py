@@ -12,6 +12,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ from penstock.serve.gateway.routes import Handler
 from penstock.serve.gateway.routing_features import sticky_key
 from penstock.serve.gateway.telemetry import timing
 from penstock.serve.gateway.telemetry.process_totals import ProcessTotals
+from penstock.serve.gateway.telemetry.shadows import ShadowAnswer, Shadows
 from penstock.serve.gateway.telemetry.tracing import tracing
 from penstock.serve.gateway.tenants.meter import Asked
 from penstock.serve.gateway.tenants.registry import Tenants, read_keys
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _USAGE_ON_REQUEST = ("/v1/chat/completions", "/v1/completions")  # of streams; others always report it
+_PIECES = 10_000  # of an answer that is written beside its shadow's
 _RESPONSES = "/v1/responses"  # there, engines repeat the `service_tier` of the body
 
 
@@ -109,6 +112,7 @@ class Gateway:
         self._dispatch = Dispatch(
             models, table, self._links, self._id, config.wait_for_replica_s, wake, routers or {}
         )
+        self._shadows = Shadows(self._dispatch.metrics.shadows)
         self._settle_usage = settle
         self._tenants = Tenants(config, settle, self._dispatch.metrics) if config.keyed else None
         self._unresolved = self._dispatch.metrics.model("").on("")
@@ -212,6 +216,7 @@ class Gateway:
         """Ends links and idle connections. Close the port before: it waits for open requests."""
         self.drain()
         self._dispatch.close()
+        await self._shadows.close()
         await self._listing.close()
         await self._links.close()
         if self._tenants is not None:
@@ -354,7 +359,7 @@ class Gateway:
         reply.first, reply.gaps, reply.pauses = metrics.first_token, metrics.inter_token, metrics.pause
         tier = self._tier(request, content)
         if content.fields.model == "":
-            content.name_model(model.id)  # engines know no empty name
+            content.name_model(model.name)  # engines know no empty name
         self._admit(request, reply, content, model.id, adapter, tier)
         method = "GET" if request.method == "HEAD" else request.method
         upstream = UpstreamRequest(
@@ -370,7 +375,14 @@ class Gateway:
             request.meter,
             bool(request.picked),
         )
-        await request.while_connected(self._dispatch.answer(model.id, upstream, reply))
+        shadow = self._shadow(request, reply, upstream)
+        try:
+            await request.while_connected(self._dispatch.answer(model.id, upstream, reply))
+        finally:
+            if shadow is not None and not shadow.done():
+                text = b"".join(reply.last or ()).decode(errors="replace")
+                seconds = time.monotonic() - request.timing.started_at
+                shadow.set_result(ShadowAnswer(reply.answered_by, reply.status or 0, seconds, text))
 
     def _pick(
         self,
@@ -438,6 +450,36 @@ class Gateway:
         tokens = meter.tokens(answered=reached and not refused)
         model = reply.answered_by or (request.metrics.model_id if request.metrics else "")
         self._tenants.end(meter, model, tokens, failed=failed, reached=reached)
+
+    def _shadow(
+        self, request: ClientRequest, reply: ClientResponse, upstream: UpstreamRequest
+    ) -> asyncio.Future[ShadowAnswer] | None:
+        """Asks another version as well, where the model has a shadow. Returns what waits for the client's
+        answer.
+        """
+        if not request.picked or not upstream.body.is_object or stored_responses.is_about(request.route):
+            return None
+        found = self._dispatch.splits.shadow(request.picked)
+        body = upstream.body.twin() if found is not None else None
+        if found is None or body is None:
+            return None
+        (version, config), client = found, asyncio.get_running_loop().create_future()
+        asked = replace(
+            upstream, id=f"{request.id}-shadow", body=body, tier=tiers.FLEX, charge=None, is_split=False
+        )
+
+        async def ask(send: Send) -> None:
+            await self._dispatch.shadow(version, asked, ClientResponse(send, asked.id, timing.Timing()))
+
+        about = {"request_id": request.id, "path": request.path, "request": msgspec.Raw(body.content)}
+        task = self._shadows.begin(version, ask, config.answers, about, client)
+        if task is None:
+            body.drop()
+            return None
+        task.add_done_callback(lambda _: body.drop())
+        if config.answers is not None:
+            reply.last = deque(maxlen=_PIECES)
+        return client
 
     def _count_version(self, request: ClientRequest, reply: ClientResponse) -> None:
         """For the model's canary: what another version had to answer has failed, too."""

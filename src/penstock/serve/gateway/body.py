@@ -360,6 +360,16 @@ class RequestBody:
         left = {name: value for name, value in given.items() if values.get(name, "") is not None}
         self.content = msgspec.json.encode(left | new)
 
+    def twin(self) -> RequestBody | None:
+        """The same for a request that others must not wait for; None where it does not fit."""
+        twin, budget = RequestBody(self._budget), self._budget
+        if budget.used + self.taken > budget.limit:
+            return None
+        budget.used += self.taken
+        twin.taken, twin.content, twin.is_object = self.taken, bytes(self.content), self.is_object
+        twin.fields = fields(twin.content)
+        return twin
+
     def drop(self) -> None:
         """Releases the memory, and the fields, which are views of it. Safe to call twice."""
         self.content, self.fields = b"", Fields()

@@ -206,6 +206,10 @@ class Dispatch:
         reply.has_fallback = False
         return await self._answer(current, request, reply)
 
+    async def shadow(self, model_id: str, request: UpstreamRequest, reply: ClientResponse) -> None:
+        """As `answer`, by no other model, and without waiting for a replica."""
+        await self._answer(model_id, request, reply, patient=False)
+
     async def _answer(
         self, model_id: str, request: UpstreamRequest, reply: ClientResponse, patient: bool = True
     ) -> None:

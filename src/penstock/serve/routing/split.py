@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.config.schema.versions import VersionConfig
+from penstock.config.schema.versions import ShadowConfig, VersionConfig
 from penstock.metrics import FIRST_TOKEN, INTER_TOKEN, GatewayMetrics
 from penstock.serve.control.state import CanaryReport, CanaryState
 
@@ -110,6 +110,14 @@ class Splits:
             and other != model_id
             and (self._versions[other].canary is None or self._state(other).outcome)
         ]
+
+    def shadow(self, model_id: str) -> tuple[str, ShadowConfig] | None:
+        """The version that answers this request of `model_id` as well, if any does."""
+        for other in self._weights[self._versions[model_id].of]:
+            config = self._versions[other].shadow
+            if config is not None and other != model_id and random.random() < config.share:
+                return other, config
+        return None
 
     def shares(self) -> dict[str, float]:
         """Of its model's requests, by id. Between 0 and 1."""
