@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from enginetest import BLOCK_SIZE, KV_BLOCKS, MODEL_ID, WINDOW, Served
 
@@ -13,6 +16,9 @@ from penstock.engines.sim.batch import Batch, Sequence
 from penstock.engines.sim.cache import Chain
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.reply import PlannedReply
+from penstock.layers.generation import PATH as GENERATE
+from penstock.layers.generation import GenerateRequest
+from penstock.openai.cache_salt import salted
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -36,6 +42,39 @@ async def test_cached_tokens_are_those_that_the_model_says(under_test: Served):
     assert found == expected
     assert found.count(0) > 5  # some were overwritten, and some begin anew
     assert len(set(found)) > 10
+
+
+BODIES: dict[str, dict[str, object]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "{}"}], "max_tokens": 1},
+    "/v1/completions": {"prompt": "{}", "max_tokens": 1},
+    "/v1/responses": {"input": "{}", "max_output_tokens": 1, "store": False},
+    "/v1/messages": {"messages": [{"role": "user", "content": "{}"}], "max_tokens": 1},
+    GENERATE: {"prompt": "{}", "sampling_params": {"max_tokens": 1}},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_tenants_find_nothing_of_one_another(demo: Served, path: str):
+    """Whatever an endpoint reports of it, the engine's own counts are what was found."""
+    prompt = f"The wheel of {path} turns in the water, and " * 6
+    text = json.dumps({"model": MODEL_ID, **BODIES[path]}).replace("{}", prompt)
+
+    async def hits() -> float:
+        metrics = (await demo.http.get("/metrics")).text
+        return sum(float(value) for value in re.findall(r"prefix_cache_hits_total\{.*\} (\S+)", metrics))
+
+    found = list[bool]()
+    for tenant in ("a", "a", "b", "b", "a"):
+        before = await hits()
+        body = json.loads(text) | salted(tenant, path, b"")
+        if path == GENERATE:  # a layer before the engine's application
+            given = msgspec.convert(body, GenerateRequest)
+            assert [one async for one in demo.engine.generate(given.engine_prompt(), given.sampling_params)]
+        else:
+            answer = await demo.http.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+        found.append(await hits() > before)
+    assert found == [False, True, False, True, True]
 
 
 def _options() -> SimOptions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 import os
@@ -525,6 +526,39 @@ async def test_without_tenants_bodies_and_answers_are_as_before(served: Served):
         answer = await http.post("/v1/chat/completions", content=body)
     assert seen == [body]
     assert not any("ratelimit" in name for name in answer.headers)
+
+
+# -- prefix caches
+
+
+async def test_each_tenant_has_a_prefix_cache_of_its_own_where_that_is_asked_for(served: Served):
+    found = await gateway(served, key(ANN, "ann"), key(BOB, "bob"), isolate_cache=True)
+    seen: list[dict[str, Any]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(json.loads((await receive())["body"]))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    await served.app(app)
+    paths = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/generate"]
+    for path in [*paths, "/inference/v1/generate", "/v1/embeddings", "/v1/rerank"]:
+        for secret, more in ((ANN, {}), (ANN, {"cache_salt": None}), (BOB, {}), (ANN, {"cache_salt": "x"})):
+            assert (await asked(served, secret, path, temperature=0.5, **more)).status_code == 200
+        first, same, other, own = seen
+        assert first == same
+        assert len({first["cache_salt"], other["cache_salt"], own["cache_salt"], "x"}) == 4
+        assert (own["temperature"], len(own["cache_salt"])) == (0.5, 64)
+        seen.clear()
+    await asked(served, ANN, cache_salt=5)
+    assert seen.pop()["cache_salt"] == 5  # for the engine to refuse
+    await asked(served, ANN, "/tokenize", prompt="x")
+    assert "cache_salt" not in seen.pop()
+    refused = await asked(served, ANN, "/cohere/v2/chat")
+    assert (refused.status_code, "isolate_cache" in refused.text) == (403, True)
+    await found.reconfigure(GatewayConfig(keys=[key(ANN, "ann")], port=None), [ServedModel("m", 1)], {})
+    await asked(served, ANN)
+    assert "cache_salt" not in seen.pop()
 
 
 # -- secrecy

@@ -55,7 +55,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
-def engine(models: Sequence[str], standing: Standing) -> WorkerPool:
+def engine(models: Sequence[str], standing: Standing, tenant: str) -> WorkerPool:
     return InProcessPool(lambda: InProcessEngine(CONFIG))
 
 
@@ -67,6 +67,8 @@ class Service:
         folder: Path,
         pool: Callable[[Sequence[str], Standing], WorkerPool] = engine,
         resolve: Callable[[str | None, bytes], tuple[str, str]] = lambda model, body: ("m", ""),
+        pool: Callable[[Sequence[str], Standing, str], WorkerPool] = engine,
+        resolve: Callable[[str | None], tuple[str, str]] = lambda model: ("m", ""),
     ) -> None:
         self.folder = folder
         self.jobs = JobService(JobsConfig(), str(folder), resolve, pool)
@@ -124,7 +126,7 @@ class Service:
 
 
 async def test_a_batch_whose_engine_never_comes_ends_at_its_window(tmp_path: Path):
-    def gone(models: Sequence[str], standing: Standing) -> WorkerPool:
+    def gone(models: Sequence[str], standing: Standing, tenant: str) -> WorkerPool:
         raise KeyError(models[0])
 
     async with Service(tmp_path, gone) as service:
@@ -141,7 +143,7 @@ async def test_lines_that_name_a_model_which_left_fail_as_by_http_and_others_fol
 
     begun = asyncio.Event()
 
-    def away(models: Sequence[str], standing: Standing) -> WorkerPool:
+    def away(models: Sequence[str], standing: Standing, tenant: str) -> WorkerPool:
         begun.set()
         raise Unavailable("The replicas are not there.")
 
@@ -244,7 +246,7 @@ async def test_a_model_that_is_removed_while_its_replicas_are_looked_for_is_not_
     fleet = Fleet("app", BOTH, lambda name, body: (name or "m", ""))
     old: Any = fleet._sets["n"]
     old.may_start.clear()
-    view = replicas._View(fleet, ["m", "n"], Standing("batch", 0, 0))
+    view = replicas._View(fleet, ["m", "n"], Standing("batch", 0, 0), "t")
     starting = asyncio.create_task(view.start())
     await until(lambda: fleet.open[old])
     fleet.follow({"m": "LLMServer:m"})
@@ -366,3 +368,35 @@ async def test_a_batch_whose_cancel_is_stored_before_its_task_knows_ends_cancell
         monkeypatch.setattr(FileStore, "content", content)
         await RunningBatch(record.id, service.jobs._context).run()
         assert batches.get(record.id).status == "cancelled"
+
+
+async def test_rows_of_tenants_share_no_prefix_cache_where_that_is_asked_for():
+    fleet, sent = Fleet("app", {}, lambda name: ("m", "")), list[dict[str, Any]]()
+
+    class Replicas:
+        async def send(self, request: RowRequest) -> Response:
+            sent.append(json.loads(request.body))
+            return Response(200, b"{}")
+
+    fleet._sets["m"] = Replicas()  # pyright: ignore[reportArgumentType]
+    for isolate, tenant, body in (
+        (False, "a", b"{}"),
+        (True, "a", b'{"prompt": "x"}'),
+        (True, "a", b'{"cache_salt": "mine"}'),
+        (True, "b", b"{}"),
+        (True, "b", b"{"),
+    ):
+        fleet.isolate_cache = isolate
+        view = replicas._View(fleet, ["m"], Standing("batch", 0, 0), tenant)
+        view._sets = fleet._sets
+        if body == b"{":
+            with pytest.raises(json.JSONDecodeError):  # passed on as it is
+                await view.send(RowRequest(path="/v1/completions", body=body))
+            continue
+        assert (await view.send(RowRequest(path="/v1/completions", body=body))).status == 200
+    salts = [one.get("cache_salt") for one in sent]
+    assert salts[0] is None
+    assert len({*salts, "mine"}) == 5
+    assert sent[1]["prompt"] == "x"
+    refused = await view.send(RowRequest(path="/v2/embed", body=b"{}"))
+    assert refused.status == 403

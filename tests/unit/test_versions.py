@@ -117,6 +117,7 @@ LIVE: dict[str, Any] = {
     "keys_file": "keys.yaml",
     "tenants": {"t": {"limits": {"requests_per_minute": 5}}},
     "prices": {"a": {"input": 0.15, "output": 0.6}, "a:legal": {"input": 1}},
+    "isolate_cache": True,
     "priority_tier": True,
     "default_model": "b",
     "wait_for_replica_s": 7,

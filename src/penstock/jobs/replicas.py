@@ -18,11 +18,12 @@ from penstock.data.backends.protocol import Response
 from penstock.data.backends.replica_set import ReplicaSet
 from penstock.data.job.protocol import WorkerPool
 from penstock.data.job.worker import InProcessPool
-from penstock.data.rows.request import RowRequest
+from penstock.data.rows.request import RowRequest, with_fields
 from penstock.engine import Progress, no_progress
 from penstock.errors import ConfigError, Error, Unavailable
 from penstock.jobs.turns import Claim, Standing, share
 from penstock.jobs.validation import Resolve
+from penstock.openai.cache_salt import own_salt, salted
 from penstock.openai.errors import form
 
 _HUNGRY_S = 0.1
@@ -43,6 +44,8 @@ class Fleet:
         self._sets = {model: ReplicaSet(app_name, name) for model, name in deployments.items()}
         self._starting = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._resolve = resolve
+        self.isolate_cache = False
+        """Whether rows of tenants share no prefix cache."""
         self._leaving: set[asyncio.Task[None]] = set()
         self.views: set[_View] = set()
         self.open = Counter[ReplicaSet]()
@@ -66,10 +69,10 @@ class Fleet:
         del self.open[replicas]
         await replicas.stop()
 
-    def pool(self, models: Sequence[str], standing: Standing) -> WorkerPool:
+    def pool(self, models: Sequence[str], standing: Standing, tenant: str) -> WorkerPool:
         """For one batch, whose rows named these models; those that are not served any more are left out."""
         served = [model for model in models if model in self._sets]
-        return InProcessPool(lambda: _View(self, served, standing))
+        return InProcessPool(lambda: _View(self, served, standing, tenant))
 
     async def start(self, model: str, progress: Progress) -> ReplicaSet:
         """Finds a model's replicas, once for all batches. Raises: Unavailable, EngineStartFailed."""
@@ -116,8 +119,8 @@ class Fleet:
 class _View:
     """The backend of one batch."""
 
-    def __init__(self, fleet: Fleet, models: Sequence[str], standing: Standing) -> None:
-        self._fleet, self._models, self._standing = fleet, models, standing
+    def __init__(self, fleet: Fleet, models: Sequence[str], standing: Standing, tenant: str) -> None:
+        self._fleet, self._models, self._standing, self._tenant = fleet, models, standing, tenant
         self._sets: dict[str, ReplicaSet] = {}
         self._sending = Counter[str]()
         self._claimed = 0
@@ -145,6 +148,9 @@ class _View:
     async def send(self, request: RowRequest) -> Response:
         try:
             model, named = self._fleet.resolve(request)
+            if self._fleet.isolate_cache:
+                salt = salted(self._tenant, named.path, own_salt(named.body))
+                named = msgspec.structs.replace(named, body=with_fields(named.body, salt))
         except Error as error:
             return Response(error.status, form(request.path).envelope(error))
         # the default model, or an alias, may have been another one when the batch began

@@ -33,7 +33,7 @@ from penstock.on_thread import completed
 
 log = logging.getLogger(__name__)
 
-MakePool = Callable[[Sequence[str], Standing], WorkerPool]
+MakePool = Callable[[Sequence[str], Standing, str], WorkerPool]
 """What answers rows of these models for a batch."""
 
 
@@ -186,7 +186,8 @@ class RunningBatch(ProgressListener):
         """All rows, or until its turn is over. A batch that was stopped has none left afterwards."""
         self._counted = RowCounts()
         self._finalizing: list[asyncio.Task[BatchRecord]] = []
-        pool = self._context.make_pool(self._record().models, self._standing)
+        record = self._record()
+        pool = self._context.make_pool(record.models, self._standing, record.tenant)
         self._job = job = Job(
             self._spec(at), pool, limits=Limits(grace_s=None), listener=self, on_stop=self._unfinished
         )

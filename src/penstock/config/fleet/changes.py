@@ -73,6 +73,7 @@ GATEWAY: Mapping[str, Cost] = {
     "keys_file": "live",
     "tenants": "live",
     "prices": "live",
+    "isolate_cache": "live",
     "default_model": "live",
     "priority_tier": "live",
     "request_timeout_s": "live",

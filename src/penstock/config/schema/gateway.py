@@ -105,6 +105,11 @@ class GatewayConfig(RootConfig):
     prices: dict[str, PriceConfig] = setting(
         {}, "What requests of tenants cost, by the id of the model, or `MODEL:ADAPTER`."
     )
+    isolate_cache: bool = setting(
+        False,
+        "Whether each tenant has a prefix cache of its own, so that times tell nothing of what others ask. "
+        "What tenants have in common is then computed for each of them.",
+    )
     default_model: str | None = optional(
         "Model of requests that name none. With one model, that one.", min_length=1
     )

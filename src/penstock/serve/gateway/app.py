@@ -420,6 +420,8 @@ class Gateway:
             return
         path, asked = request.route.path, Asked()
         if content is not None and request.route.argument is None:
+            if self._config.isolate_cache:
+                content.salt(grant.tenant, path)
             asked = content.asked(path, grant.most_tokens, self._table.max_model_len(model))
             if asked.streams and path in _USAGE_ON_REQUEST:
                 asked.hides = content.ask_for_usage()

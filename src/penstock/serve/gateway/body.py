@@ -21,6 +21,7 @@ import msgspec
 from penstock import tiers
 from penstock.asgi import ClientGone, Receive
 from penstock.errors import BadRequest, Forbidden, Overloaded, TooLarge
+from penstock.openai import cache_salt
 from penstock.openai.errors import unreadable
 from penstock.serve.gateway.tenants.meter import Asked
 from penstock.serve.http import limits
@@ -322,6 +323,15 @@ class RequestBody:
                 return False
         self._set("stream_options", {**options, "include_usage": True})
         return True
+
+    def salt(self, tenant: str, path: str) -> None:
+        """Keeps the request's part of the prefix cache its tenant's own. Raises: Forbidden."""
+        if self.is_object:
+            for field, value in cache_salt.salted(tenant, path, bytes(self.fields.cache_salt)).items():
+                self._set(field, value)
+                self.fields = msgspec.structs.replace(
+                    self.fields, cache_salt=msgspec.Raw(b'"%b"' % value.encode())
+                )
 
     def _set(self, field: str, value: object) -> None:
         """Sets one of `Fields`; at the end of the object, which is not empty, if it is not there."""

@@ -104,6 +104,7 @@ class LLMJobs:
         self._control = ControlLink(serve.get_deployment_handle(CONTROL, app_name), context.get_node_id())
         self._usage = self._reporter(live)
         self._fleet = Fleet(app_name, live.deployments, self._resolve)
+        self._fleet.isolate_cache = live.gateway.isolate_cache
         self._service = JobService(
             config,
             storage_url(config, app_name, live.gateway.port),
@@ -138,6 +139,7 @@ class LLMJobs:
             self._service.line_bytes = live.gateway.max_body_bytes
             self._service.own_endpoints = own_endpoints(live.cards)
             self._fleet.follow(live.deployments)
+            self._fleet.isolate_cache = live.gateway.isolate_cache
             if live.gateway.keyed != before.gateway.keyed:
                 old, self._usage = self._usage, self._reporter(live)
                 await self._usage.start()
