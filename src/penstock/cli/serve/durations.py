@@ -25,11 +25,10 @@ def last() -> Durations:
 def remember(found: Durations) -> None:
     """Keeps these; of parts that are not in them, what was kept before. Writes whole or not at all."""
     kept = {part: phases for part, phases in last().items() if part not in found} | dict(found)
-    file, newest = _file(), dict(list(kept.items())[-_MOST:])
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    file, draft = _file(), _file().with_suffix(f".{os.getpid()}")
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(msgspec.json.encode(newest))
+        draft.write_bytes(msgspec.json.encode(dict(list(kept.items())[-_MOST:])))
         draft.replace(file)
 
 

@@ -3,16 +3,16 @@
 import re
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
 from penstock.errors import ConfigError, Unavailable
 
-_PARTS = {"gateway": "LLMRouter", "control": "LLMControl", "jobs": "LLMJobs"}
+_NAMES = {"LLMRouter": "gateway", "LLMControl": "control", "LLMJobs": "jobs"}
 _OWNER = ":actor_name:ServeReplica:"
 """How the first lines of a process's file name its deployment."""
 
@@ -41,58 +41,41 @@ def logs(
     - `penstock logs qwen --follow`
     """
     from penstock.cli.serve import started
+    from penstock.config.derive.serve_options import deployment_name
 
     (service,) = started.chosen(started.running(), [] if process is None else [process])
     if not service.logs:
         raise Unavailable(f"{service} has not started Ray yet; its own output says how far it is.")
-    tails: dict[Path, _Tail] = {}
-    try:
+    wanted = {*(names or ()), *(deployment_name(name, "") for name in names or ())}
+    opened: dict[Path, TextIO] = {}
+    with suppress(KeyboardInterrupt):
         while True:
-            found = list(_files(Path(service.logs), service.name))
-            for file, part in found:
-                if file not in tails and (not names or any(_is(name, part) for name in names)):
-                    tails[file] = _Tail(file, part)
-            if names and not tails:
-                there = ", ".join(sorted({_shown(part) for _, part in found}))
+            found = _files(Path(service.logs), service.name)
+            chosen = {
+                file: name
+                for file, name in found.items()
+                if not names or {name, name.partition(":")[2]} & wanted
+            }
+            if names and not chosen:
+                there = ", ".join(sorted({*found.values()}))
                 raise ConfigError(f"There is no {' or '.join(names)}; there are {there}.")
-            for tail in tails.values():
-                for line in tail.read():
-                    print(f"{tail.name} | {line}", flush=True)
+            for file, name in chosen.items():
+                lines = opened.get(file) or opened.setdefault(file, file.open(errors="replace"))
+                for line in deque((line for line in lines if not _OF_SERVE.match(line)), _SHOWN_LINES):
+                    print(f"{name} | {line.rstrip()}", flush=True)
             if not follow:
-                return 0
+                break
             time.sleep(_LOOK_S)
-    except KeyboardInterrupt:
-        return 0
+    return 0
 
 
-class _Tail:
-    """What is new in a file."""
-
-    def __init__(self, file: Path, part: str) -> None:
-        self.name = _shown(part)
-        self._file = file.open(errors="replace")
-
-    def read(self) -> Sequence[str]:
-        """The last lines that were not read yet, without those of Ray Serve."""
-        lines = (line.rstrip("\n") for line in self._file if not _OF_SERVE.match(line))
-        return deque(lines, _SHOWN_LINES)
-
-
-def _files(folder: Path, app: str) -> Iterator[tuple[Path, str]]:
-    """The files of an application's processes with their deployments, the oldest first."""
+def _files(folder: Path, app: str) -> dict[Path, str]:
+    """The files of an application's processes with what wrote them, the oldest first."""
+    found: dict[Path, str] = {}
     for file in sorted(folder.glob("worker-*.*"), key=lambda file: file.stat().st_mtime):
         with file.open(errors="replace") as lines:
             for line in islice(lines, _HEAD_LINES):
                 if line.startswith(f"{_OWNER}{app}:"):
-                    yield file, line.removeprefix(f"{_OWNER}{app}:").strip()
-
-
-def _shown(deployment: str) -> str:
-    known = {deployment: name for name, deployment in _PARTS.items()}
-    return known.get(deployment) or deployment.removeprefix("LLMServer:")
-
-
-def _is(name: str, deployment: str) -> bool:
-    from penstock.config.derive.serve_options import deployment_name
-
-    return deployment in (name, _PARTS.get(name)) or deployment.partition(":")[2] == deployment_name(name, "")
+                    deployment = line.removeprefix(f"{_OWNER}{app}:").strip()
+                    found[file] = _NAMES.get(deployment) or deployment.removeprefix("LLMServer:")
+    return found
