@@ -45,7 +45,7 @@ def build_llm_deployment(
     whole name. deployment_cls: in place of the config's `server_cls`.
     Raises: ConfigError.
     """
-    llm_config = LLMConfig.of(llm_config, "llm_config")
+    llm_config = LLMConfig.from_argument(llm_config, "llm_config")
     server = deployment_cls or server_class(llm_config, LLMServer)
     given = checked_options(override_serve_options or {}, "override_serve_options")
     if name_prefix is not None:

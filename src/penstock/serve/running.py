@@ -88,9 +88,9 @@ def run(
 
     from penstock.serve.builders import build_openai_app
 
-    given = GatewayConfig.of({} if gateway is None else gateway, "gateway")
+    given = GatewayConfig.from_argument({} if gateway is None else gateway, "gateway")
     own = {field: getattr(given, field) for field in given.model_fields_set}
-    settings = GatewayConfig.of({"port": port, "host": host, **own}, "gateway")
+    settings = GatewayConfig.from_argument({"port": port, "host": host, **own}, "gateway")
     if (block := _BLOCKS.get(name)) is not None and block.url != settings.local_url:
         raise ConfigError(
             f"A `with` block of this program serves {name!r} at {block.url}. Give the second service another "

@@ -87,7 +87,7 @@ class RootConfig(StrictModel):
         return config
 
     @classmethod
-    def of(cls, given: Any, name: str) -> Self:
+    def from_argument(cls, given: Any, name: str) -> Self:
         """A config as it is, or what a mapping says. name: of the argument. Raises: ConfigError."""
         return given if isinstance(given, cls) else cls.parse(given, Location() / name)
 

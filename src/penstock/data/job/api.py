@@ -81,7 +81,7 @@ def batch(
         address=address,
     )
     chats = chat and prompt is None and task == "generate"
-    config = None if config is None else LLMConfig.of(config, "config")
+    config = None if config is None else LLMConfig.from_argument(config, "config")
     if config is not None:
         from penstock.data.backends.engine_config import engine_identity, lacks_chat_template
 

@@ -69,7 +69,7 @@ class LLM:
         if url:
             backend = _service(url, model, api_key, engine_kwargs)
         else:
-            given = None if config is None else LLMConfig.of(config, "config")
+            given = None if config is None else LLMConfig.from_argument(config, "config")
             backend = _engine(given or model_config(model, engine_kwargs))
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="llm")
