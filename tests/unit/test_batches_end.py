@@ -65,10 +65,8 @@ class Service:
     def __init__(
         self,
         folder: Path,
-        pool: Callable[[Sequence[str], Standing], WorkerPool] = engine,
-        resolve: Callable[[str | None, bytes], tuple[str, str]] = lambda model, body: ("m", ""),
         pool: Callable[[Sequence[str], Standing, str], WorkerPool] = engine,
-        resolve: Callable[[str | None], tuple[str, str]] = lambda model: ("m", ""),
+        resolve: Callable[[str | None, bytes], tuple[str, str]] = lambda model, body: ("m", ""),
     ) -> None:
         self.folder = folder
         self.jobs = JobService(JobsConfig(), str(folder), resolve, pool)
