@@ -578,7 +578,8 @@ async def test_who_is_not_reached_is_asked_again_after_growing_pauses():
 
 
 @pytest.mark.parametrize("deaths", [0, 1])
-async def test_a_row_that_ends_lets_the_next_one_begin_at_once(deaths: int):
+async def test_a_row_that_ends_lets_the_next_one_begin_at_once(deaths: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("penstock.data.execution.window._POLL_S", 60.0)
     backend = Obedient(size=1)
     window = Window(backend, QUICK)
     first = asyncio.create_task(window.run(row("row"), deaths))
