@@ -51,7 +51,7 @@ Line = tuple[str, int]
 
 TESTS = {
     "serve/gateway/admission.py": "unit/test_admission unit/test_interleaved http/test_admission",
-    "serve/gateway/auth.py": "http/test_auth http/test_admin http/test_web_pages http/test_batches_api",
+    "serve/gateway/auth.py": "unit/test_auth",
     "serve/gateway/dispatch.py": "unit/test_dispatch http/test_failover http/test_fallbacks",
     "serve/fleet/table.py": "unit/test_table unit/test_routing_policies",
     "serve/routing/simple.py": "unit/test_routing_policies unit/test_table unit/test_routing_adapters",

@@ -511,7 +511,7 @@ async def test_a_refused_row_fails_once_others_are_answered_though_some_are_alwa
     async with asyncio.timeout(10):
         while not bad.done():
             assert (await window.run(row("row"))).state == "ok"
-    assert ((await bad).state, (await bad).attempts) == ("failed", 4)
+    assert (await bad).state == "failed"
     slow.cancel()
 
 
