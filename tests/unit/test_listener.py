@@ -247,6 +247,22 @@ async def test_what_an_engine_leaves_unfinished_is_sent_and_not_ended(replica: R
     assert (await replica.begin(path="/v1/chat/completions"))[::2] == (200, b"{")
 
 
+async def test_a_stream_that_breaks_off_leaves_the_connection_that_it_shares(replica: Replica):
+    async def breaks(scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        events = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": events})
+        await send({"type": "http.response.body", "body": b"data: {}\n\n", "more_body": True})
+        assert 3 in sender._writable
+
+    replica.listener._app = breaks
+    connection = replica.begin(path=multiplexer.PATH)
+    await until(lambda: replica.listener._multiplexers)
+    sender = replica.listener._multiplexers[b"g"]
+    assert (await replica.begin((STREAM, b"3")))[1][STREAM] == b"3"
+    assert sender._writable == {}
+    connection.cancel()
+
+
 async def test_only_a_link_and_the_path_for_them_bring_aliases():
     told = list[list[str]]()
     replica = Replica(add_aliases=lambda names: told.append(list(names)))
