@@ -216,6 +216,24 @@ class Canaried:
         return took
 
 
+async def test_a_canary_begins_when_it_has_started_and_its_restart_is_no_failure(
+    served: Served, tmp_path: Path
+):
+    gateway = await served.gateway(*cards(canary={"version": "b", "steps": [50, 100]}), wait_for_replica_s=1)
+    await served.replica("m", reply="a")
+    run = Canaried(gateway, tmp_path / "db", served)
+    control = asyncio.create_task(run.control())
+    assert await answered_by(served, 20) == {"a": 20}
+    assert run.canaries.states() == {}
+    b = await served.replica("m@b", reply="b")
+    await until(lambda: run.state.percent == 50 and gateway.splits.shares()["m@b"] == 0.5)
+    assert 0 < (await answered_by(served, 30))["b"] < 30
+    served.remove("m@b", b.address)
+    assert await answered_by(served, 30) == {"a": 30}
+    assert (run.state.percent, gateway.splits._counts["m@b"][1]) == (50, 0)
+    control.cancel()
+
+
 @pytest.mark.parametrize(
     ("percent", "bad", "says"),
     [

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import psutil
 import pytest
 import yaml
@@ -225,12 +226,25 @@ def test_a_canary_beside_a_model_is_taken_back_and_stays_back(service: Service):
     service.run("apply", service.write(a={**canary, "aliases": ["y"]}, b={}))
     assert "taken back from 50 %" in shown()["canary"]
     assert {service.ask("y").headers["x-penstock-model"] for _ in range(10)} == {"a"}
-    weights = [{"name": "a", "weight": 0}, {"name": "b", "engine_kwargs": {"error_every": 2}}]
+    weights = [{"name": "a", "weight": 0}, {"name": "b", "engine_kwargs": {"reply": "bee"}}]
     again = service.write(a={"versions": weights}, b={})
     assert "version.weight: 1.0 -> 0.0  (live)" in service.run("plan", again)
     service.run("apply", again)
     assert shown()["share"] == 1
+    assert batch(service.url, "a", 6) == ["bee"] * 6
     after = service.pids()
     assert {name: after[name] for name in before if name != "LLMControl"} == {
         name: pid for name, pid in before.items() if name != "LLMControl"
     }
+
+
+def batch(url: str, model: str, count: int) -> list[str]:
+    """What the Batches API answers to so many lines."""
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="any")
+    body, to = {"model": model, "prompt": "hello"}, {"method": "POST", "url": "/v1/completions"}
+    lines = [json.dumps({"custom_id": f"{i}", "body": body, **to}) for i in range(count)]
+    given = client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
+    made = client.batches.create(input_file_id=given.id, endpoint="/v1/completions", completion_window="24h")
+    wait_until(lambda: client.batches.retrieve(made.id).status in ("completed", "failed"), 120)
+    answers = client.files.content(client.batches.retrieve(made.id).output_file_id).text.splitlines()
+    return [json.loads(line)["response"]["body"]["choices"][0]["text"] for line in answers]

@@ -106,7 +106,7 @@ class Dispatch:
         self._links = links
         self._gateway_id = gateway_id
         self.metrics = GatewayMetrics()
-        self.splits = Splits(self.metrics)
+        self.splits = Splits(self.metrics, table.ready)
         self._served: dict[str, _Served] = {}
         self._loads: Counter[str] = Counter()
         self._closed: Counter[str] = Counter()

@@ -6,7 +6,7 @@ import hashlib
 import math
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.config.schema.versions import ShadowConfig, VersionConfig
@@ -19,9 +19,11 @@ _HASH_BYTES = 8
 class Splits:
     """The versions of all models of one gateway, by id, with their weights as they are now."""
 
-    def __init__(self, metrics: GatewayMetrics | None = None) -> None:
-        """metrics: for what is reported of canaries."""
-        self._metrics = metrics
+    def __init__(
+        self, metrics: GatewayMetrics | None = None, ready: Callable[[str], object] = lambda model_id: True
+    ) -> None:
+        """metrics: for what is reported of canaries. ready: whether a version has a replica that is ready."""
+        self._metrics, self._ready = metrics, ready
         self._versions: dict[str, VersionConfig] = {}
         self._weights: dict[str, dict[str, float]] = {}
         self._canaries: Mapping[str, CanaryState] = {}
@@ -66,7 +68,7 @@ class Splits:
         counts[1] += failed
 
     def reports(self) -> list[CanaryReport]:
-        """Of canaries that go on, or are not known yet."""
+        """Of canaries that go on, or could begin: their replicas have started."""
         return [
             CanaryReport(
                 self._key(model_id),
@@ -77,8 +79,12 @@ class Splits:
                 ],
             )
             for model_id, version in self._versions.items()
-            if version.canary is not None and not self._state(model_id).outcome
+            if self._is_canary(model_id) and version.canary is not None and self._ready(model_id)
         ]
+
+    def _is_canary(self, model_id: str) -> bool:
+        """Whether it still has to prove itself."""
+        return self._versions[model_id].canary is not None and not self._state(model_id).outcome
 
     def _counted(self, ids: Sequence[str]) -> list[float]:
         assert self._metrics is not None
@@ -94,9 +100,13 @@ class Splits:
         return any(version.canary is not None for version in self._versions.values())
 
     def pick(self, ids: Sequence[str], key: str) -> str:
-        """One of these versions of a model. key: requests of one key stay together; "" for none."""
+        """One of these versions of a model; a canary only while it is ready, since its start is no failure.
+
+        key: requests of one key stay together; "" for none.
+        """
         weights = self._weights[self._versions[ids[0]].of]
-        return pick({one: weights[one] for one in ids}, key)
+        able = [one for one in ids if not self._is_canary(one) or self._ready(one)] or ids
+        return pick({one: weights[one] for one in able}, key)
 
     def others(self, model_id: str) -> Sequence[str]:
         """Versions of the same model that have a weight, too; not a canary that still has to prove itself."""
@@ -106,9 +116,7 @@ class Splits:
         return [
             other
             for other, weight in weights.items()
-            if weight
-            and other != model_id
-            and (self._versions[other].canary is None or self._state(other).outcome)
+            if weight and other != model_id and not self._is_canary(other)
         ]
 
     def shadow(self, model_id: str) -> tuple[str, ShadowConfig] | None:
