@@ -20,6 +20,8 @@ from penstock.serve.control.canary import Canaries
 from penstock.serve.control.state import CanaryState
 from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.catalogue import ServedModel
+from penstock.serve.tenancy.limits import Periods
+from penstock.serve.tenancy.usage import Settlement, Totals
 
 pytestmark = pytest.mark.parity("X15")
 
@@ -69,20 +71,20 @@ async def test_requests_for_the_model_are_shared_out_and_a_version_is_asked_by_n
         assert any(line.startswith('penstock_requests_total{model="m@b",status="200"}') for line in lines)
 
 
-async def test_weights_change_while_streams_go_on(served: Served):
-    gateway = await served.gateway(*cards(100, 0))
-    await served.replica("m", reply="word " * 60, step_base_ms=20)
-    b = await served.replica("m@b", reply="b")
+async def test_weights_change_and_a_version_goes_while_its_stream_ends(served: Served):
+    gateway = await served.gateway(*cards(0, 100))
+    await served.replica("m", reply="a")
+    b = await served.replica("m@b", reply="word " * 60, step_base_ms=20)
     async with served.http() as http:
         stream = asyncio.create_task(http.post("/v1/chat/completions", json=chat(stream=True)))
-        await until(lambda: served.table.leases("m") == 1)
-        await gateway.reconfigure(GatewayConfig(), cards(0, 100), {})
-        assert await answered_by(served, 5) == {"b": 5}
-        assert (await stream).text.count(" wor") == 59  # as the simulator cuts "word " * 60
+        await until(lambda: served.table.leases("m@b") == 1)
+        await gateway.reconfigure(GatewayConfig(), cards(100, 0), {})
+        assert await answered_by(served, 5) == {"a": 5}
         await gateway.reconfigure(GatewayConfig(), cards(100, 0)[:1], {})
         served.remove("m@b", b.address)
         gone = await http.post("/v1/chat/completions", json=chat(model="m@b"))
         assert gone.status_code == 404
+        assert (await stream).text.count(" wor") == 59  # as the simulator cuts "word " * 60
 
 
 async def test_another_version_answers_where_one_cannot(served: Served):
@@ -140,23 +142,30 @@ async def test_a_shadow_answers_unseen_and_uncharged_and_both_answers_are_writte
 ):
     file, key = tmp_path / "shadow.jsonl", "the-only-key-of-tenant-t"
     keys = [{"tenant": "t", "name": "n", "key": key, "scopes": ["chat", "completions", "metrics"]}]
-    await start(served, *cards(1, 0, shadow={"version": "b", "share": 1.0, "answers": str(file)}), keys=keys)
+    shadow, charged = {"version": "a", "share": 1.0, "answers": str(file)}, list[str]()
+
+    async def settle(settlement: Settlement) -> Totals:
+        charged.extend(about[3] for about, row in settlement.rows for _ in range(row.requests))
+        return Totals(Periods.at(0.0), {})
+
+    await start(served, *cards(0, 1, shadow=shadow), keys=keys, settle=settle)
     bodies = [{"model": "m", "prompt": "x"}, chat(stream=True), chat(temperature=0)]
     async with served.http(headers={"authorization": f"Bearer {key}"}) as http:
         for body in bodies:
             path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
             fields = {"content-type": "application/json"}
             answer = await http.post(path, content=json.dumps(body, indent=2), headers=fields)
-            assert (answer.status_code, answer.headers[HEADER], '"b"' in answer.text) == (200, "m", False)
+            assert (answer.status_code, answer.headers[HEADER], '"b"' in answer.text) == (200, "m@b", True)
         await until(lambda: file.exists() and file.read_text().count("\n") == len(bodies))
         assert await counted(http, "shadow_requests", "outcome") == {"ok": 3}
         assert await counted(http, "tenant_requests", "tenant") == {"t": 3}
-        assert (await counted(http, "tenant_tokens", "kind"))["output"] == 3 * 2  # "a", and the end
+        await until(lambda: charged == ["m@b"] * 3)
+        assert (await counted(http, "tenant_tokens", "kind"))["output"] == 3 * 2  # "b", and the end
     for row in map(json.loads, file.read_text().splitlines()):
         row["request"].pop("stream_options", None)  # the gateway's own, to know what to charge
         assert row["request"] in bodies
-        assert [(one["version"], one["status"]) for one in row["answers"]] == [("m", 200), ("m@b", 200)]
-        assert ['"a"' in row["answers"][0]["text"], '"b"' in row["answers"][1]["text"]] == [True, True]
+        assert [(one["version"], one["status"]) for one in row["answers"]] == [("m@b", 200), ("m", 200)]
+        assert ['"b"' in row["answers"][0]["text"], '"a"' in row["answers"][1]["text"]] == [True, True]
 
 
 async def test_a_shadow_that_hangs_holds_nothing_up(served: Served):
