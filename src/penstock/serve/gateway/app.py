@@ -39,7 +39,7 @@ from penstock.serve.gateway.routes import Handler
 from penstock.serve.gateway.routing_features import sticky_key
 from penstock.serve.gateway.telemetry import timing
 from penstock.serve.gateway.telemetry.process_totals import ProcessTotals
-from penstock.serve.gateway.telemetry.shadows import ShadowAnswer, Shadows
+from penstock.serve.gateway.telemetry.shadows import Shadow, ShadowAnswer, Shadows
 from penstock.serve.gateway.telemetry.tracing import tracing
 from penstock.serve.gateway.tenants.meter import Asked
 from penstock.serve.gateway.tenants.registry import Tenants, read_keys
@@ -474,7 +474,7 @@ class Gateway:
             await self._dispatch.shadow(version, asked, ClientResponse(send, asked.id, timing.Timing()))
 
         about = {"request_id": request.id, "path": request.path, "request": msgspec.Raw(body.content)}
-        task = self._shadows.begin(version, ask, config.answers, about, client)
+        task = self._shadows.begin(Shadow(version, ask, config.answers, about, client))
         if task is None:
             body.drop()
             return None

@@ -33,6 +33,16 @@ class ShadowAnswer(msgspec.Struct):
     text: str = ""
 
 
+class Shadow(msgspec.Struct, frozen=True):
+    """One request. file: for both answers, with `about`. client: its answer, once it has ended."""
+
+    version: str
+    ask: Callable[[Send], Awaitable[None]]
+    file: str | None
+    about: dict[str, Any]
+    client: asyncio.Future[ShadowAnswer]
+
+
 class Shadows:
     """Of one gateway."""
 
@@ -41,34 +51,17 @@ class Shadows:
         self._counter = counter
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def begin(
-        self,
-        version: str,
-        ask: Callable[[Send], Awaitable[None]],
-        file: str | None,
-        about: dict[str, Any],
-        client: asyncio.Future[ShadowAnswer],
-    ) -> asyncio.Task[None] | None:
-        """Asks a version in the background, or returns None where too many are open.
-
-        file: for both answers, with `about`. client: its answer, once it has ended.
-        """
+    def begin(self, shadow: Shadow) -> asyncio.Task[None] | None:
+        """Asks the version in the background, or returns None where too many are open."""
         if len(self._tasks) >= _MOST:
-            self._counter.labels(version, "skipped").inc()
+            self._counter.labels(shadow.version, "skipped").inc()
             return None
-        self._tasks.add(task := asyncio.create_task(self._run(version, ask, file, about, client)))
+        self._tasks.add(task := asyncio.create_task(self._run(shadow)))
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _run(
-        self,
-        version: str,
-        ask: Callable[[Send], Awaitable[None]],
-        file: str | None,
-        about: dict[str, Any],
-        client: asyncio.Future[ShadowAnswer],
-    ) -> None:
-        answer, text, begun = ShadowAnswer(version), bytearray(), time.monotonic()
+    async def _run(self, shadow: Shadow) -> None:
+        answer, text, begun = ShadowAnswer(shadow.version), bytearray(), time.monotonic()
 
         async def send(message: Message) -> None:
             answer.status = message.get("status", answer.status)
@@ -79,16 +72,16 @@ class Shadows:
         outcome = "failed"
         try:
             async with asyncio.timeout(_LIMIT_S):
-                await ask(send)
+                await shadow.ask(send)
                 outcome = "ok" if answer.status < 400 else "failed"
-                if file is not None:
+                if shadow.file is not None:
                     answer.text, answer.seconds = text.decode(errors="replace"), time.monotonic() - begun
-                    row = {"at": time.time(), **about, "answers": [await client, answer]}
-                    await asyncio.to_thread(_append, file, msgspec.json.encode(row))
+                    row = {"at": time.time(), **shadow.about, "answers": [await shadow.client, answer]}
+                    await asyncio.to_thread(_append, shadow.file, msgspec.json.encode(row))
         except (Error, OSError, ValueError) as error:  # also when it took too long
-            log.info("A shadow request to %s has failed: %r", version, error)
+            log.info("A shadow request to %s has failed: %r", shadow.version, error)
         finally:
-            self._counter.labels(version, outcome).inc()
+            self._counter.labels(shadow.version, outcome).inc()
 
     async def close(self) -> None:
         """Ends them all."""
