@@ -177,8 +177,11 @@ def _changes(old: LLMConfig, new: LLMConfig, restarts: Sequence[str]) -> Iterato
 
 
 def _parts(name: str, value: Any) -> Mapping[str, Any]:
-    section = document(value or BatchConfig(), unset=True) if name == "batch" else document(value or {})
-    return {f"{name}.{part}": one for part, one in section.items()}
+    if name == "batch":
+        value = document(value or BatchConfig(), unset=True)
+    elif name == "version":
+        value = document(value or {})
+    return {f"{name}.{part}": one for part, one in value.items()}
 
 
 def _deployments(config: LLMConfig) -> Iterator[str]:
