@@ -163,7 +163,7 @@ def test_open_requests_are_limited():
 def test_what_can_never_pass_is_not_to_be_tried_again(span: str):
     one = allowance(**{f"tokens_per_{span}": 100, "requests_per_minute": 1})
     reserve(one, 100, 0.0)  # what will pass later is no reason to wait for the other
-    with pytest.raises(RateLimited, match=f"may take 100 a {span}, so it can never run. Shorten") as refused:
+    with pytest.raises(RateLimited, match=f"may have 100 tokens a {span}: it can never run") as refused:
         reserve(one, 101, 0.0)
     assert refused.value.facts == {"should_retry": "false"}
 
@@ -251,7 +251,7 @@ def test_costs_are_exact_to_the_nano_unit_whatever_is_summed():
 def test_a_budget_is_reserved_settled_and_ends_with_the_month(caplog: pytest.LogCaptureFixture):
     one = allowance(cost_per_month=1.0, warn_cost_per_month=0.5)
     with pytest.raises(
-        RateLimited, match=r"may cost 1\.5, and 'search' may spend 1 a month, so it can never"
+        RateLimited, match=r"to a cost of 1\.5, and 'search' may have a cost of 1 a month: it can never"
     ):
         reserve(one, 1, 0.0, cost=nano(1.5))
     first, second = (reserve(one, 1, 0.0, cost=nano(0.4)) for _ in range(2))

@@ -429,7 +429,7 @@ class Gateway:
         if (
             content is not None and request.route.argument is None
         ):  # what is stored was counted when it was made
-            reply.meter = request.meter
+            reply.meter = request.meter.stream if asked.streams else request.meter.whole
         reply.more = limits.headers(grant.limited, request.meter.begun)
 
     def _show_limits(self, request: ClientRequest, reply: ClientResponse) -> None:

@@ -284,8 +284,10 @@ class RequestBody:
                     f"This key's answers have a limit of {most} tokens, which {path} cannot keep."
                 )
             return Asked(prompt, None if path in _GENERATE else 0, streams)
-        given = (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens)
-        answer = max((number for raw in given if raw and (number := _number(raw))), default=None)
+        answer: int | None = None
+        for raw in (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens):
+            if raw and (number := _number(raw)) and (answer is None or number > answer):
+                answer = number
         if most is not None:
             if answer is None:
                 self._set(field, most)
@@ -294,7 +296,7 @@ class RequestBody:
                 raise BadRequest(
                     f"The request asks for {answer} tokens; this key may ask for {most}.", param=field
                 )
-        if answer is not None:
+        if answer is not None and fields.n:
             answer *= _number(fields.n) or 1
         return Asked(prompt, answer, streams)
 

@@ -97,12 +97,25 @@ class MinuteLimit:
             self.used -= self._counts.pop(self._oldest)
             self._oldest = next(iter(self._counts), _NEVER)
 
-    def fits(self, count: int, second: int) -> bool:
+    def fits(self, count: int) -> bool:
         """What is more than the gateway's cap fits into an empty window."""
+        return self.used + count <= self.cap or (not self.used and count <= self.most)
+
+    def take(self, count: int, second: int) -> bool:
+        """Counts it, if it fits."""
         if second - self._oldest >= WINDOW_S:
             self.move(second)
         self.asked += count
-        return self.used + count <= self.cap or (not self.used and count <= self.most)
+        used = self.used + count
+        if used > self.cap and not self.fits(count):
+            return False
+        self.used = used
+        if second in self._counts:
+            self._counts[second] += count
+        else:
+            self._oldest = min(self._oldest, second)
+            self._counts[second] = count
+        return True
 
     def add(self, count: int, second: int) -> None:
         counts = self._counts
@@ -129,15 +142,17 @@ class MinuteLimit:
                 return counted + WINDOW_S - second
         return WINDOW_S
 
-    def left(self, second: int) -> int:
-        """What this gateway may still count."""
+    def tighter(self, other: MinuteLimit | None, second: int) -> MinuteLimit:
+        """The one of them of which this gateway may count less."""
         if second - self._oldest >= WINDOW_S:
             self.move(second)
-        return self.cap - self.used
+        return self if other is None or self.cap - self.used < other.cap - other.used else other
 
-    def reset_s(self, second: int) -> int:
-        """Seconds until all that was counted is forgotten."""
-        return next(reversed(self._counts)) + WINDOW_S - second if self.used else 0
+    def headers(self, second: int) -> tuple[Field, Field, Field]:
+        """What this gateway may still count, and the seconds until all that was counted is forgotten."""
+        left, kind = self.cap - self.used, self.kind
+        reset_s = next(reversed(self._counts)) + WINDOW_S - second if self.used else 0
+        return self.field, (_REMAINING[kind], b"%d" % left if left > 0 else b"0"), _RESETS[kind][reset_s]
 
     def report(self, second: int) -> Rate:
         self.move(second)
@@ -276,16 +291,28 @@ class Allowance:
         found = [Rate() if one is None else one.report(second) for one in (self.requests, self.tokens)]
         return (found[0], found[1]) if self.is_shared or found[0].asked or found[1].asked else None
 
-    def fits(self, tokens: int, cost: int, second: int, today: Periods) -> bool:
-        """Whether a request may begin now that reserves so much."""
-        return (
-            self.open < self.most_open
-            and (self.requests is None or self.requests.fits(1, second))
-            and (self.tokens is None or self.tokens.fits(tokens, second))
-            and (self.day is None or self.day.used(today.day) + tokens <= self.day.most)
-            and (self.month is None or self.month.used(today.month) + tokens <= self.month.most)
-            and (self.cost is None or self.cost.used(today.month) + cost <= self.cost.most)
-        )
+    def reserve(self, tokens: int, cost: int, second: int, today: Periods) -> bool:
+        """Reserves so much for a request that begins now; False where that does not fit."""
+        if (
+            self.open >= self.most_open
+            or ((one := self.day) is not None and one.used(today.day) + tokens > one.most)
+            or ((one := self.month) is not None and one.used(today.month) + tokens > one.most)
+            or ((one := self.cost) is not None and one.used(today.month) + cost > one.most)
+            or (self.requests is not None and not self.requests.take(1, second))
+        ):
+            return False
+        if self.tokens is not None and not self.tokens.take(tokens, second):
+            if self.requests is not None:
+                self.requests.correct(second, -1, second)
+            return False
+        self.open += 1
+        if self.day is not None:
+            self.day.reserved += tokens
+        if self.month is not None:
+            self.month.reserved += tokens
+        if self.cost is not None:
+            self.cost.reserved += cost
+        return True
 
     def refusal(self, tokens: int, cost: int, second: int, today: Periods, seconds: float) -> Overloaded:
         """Why it may not. seconds: since 1970."""
@@ -295,22 +322,20 @@ class Allowance:
                 "when one has ended.",
                 retry_after_s=_SHORT_WAIT_S,
             )
-        limited = (("a minute", self.tokens), ("a day", self.day), ("a month", self.month))
-        for span, one in limited:
-            if one is not None and tokens > one.most:
+        for span, one, most, say in (
+            ("a minute", self.tokens, tokens, "{} tokens".format),
+            ("a day", self.day, tokens, "{} tokens".format),
+            ("a month", self.month, tokens, "{} tokens".format),
+            ("a month", self.cost, cost, _amount),
+        ):
+            if one is not None and most > one.most:
                 return RateLimited(
-                    f"The request may take {tokens} tokens, and '{self.name}' may take {one.most} {span}, so "
-                    "it can never run. Shorten the prompt, or ask for fewer tokens (max_tokens).",
+                    f"The request may come to {say(most)}, and '{self.name}' may have {say(one.most)} "
+                    f"{span}: it can never run. Shorten the prompt, or ask for fewer tokens (max_tokens).",
                     should_retry="false",
                 )
-        if self.cost is not None and cost > self.cost.most:
-            return RateLimited(
-                f"The request may cost {shown(cost)}, and '{self.name}' may spend {shown(self.cost.most)} a "
-                "month, so it can never run. Shorten the prompt, or ask for fewer tokens (max_tokens).",
-                should_retry="false",
-            )
         for limit, count in ((self.requests, 1), (self.tokens, tokens)):
-            if limit is not None and not limit.fits(count, second):
+            if limit is not None and not limit.fits(count):
                 return limit.refusal(self.name, count, second)
         month, month_ends = today.month, today.month_ends
         for what, budget, wanted, period, ends, say in (
@@ -326,19 +351,6 @@ class Allowance:
                     should_retry="false",
                 )
         raise AssertionError("nothing refuses the request")
-
-    def reserve(self, tokens: int, cost: int, second: int) -> None:
-        self.open += 1
-        if self.requests is not None:
-            self.requests.add(1, second)
-        if self.tokens is not None:
-            self.tokens.add(tokens, second)
-        if self.day is not None:
-            self.day.reserved += tokens
-        if self.month is not None:
-            self.month.reserved += tokens
-        if self.cost is not None:
-            self.cost.reserved += cost
 
     def settle(
         self, reserved: tuple[int, int], taken: tuple[int, int], begun: int, second: int, today: Periods
@@ -365,6 +377,10 @@ class Allowance:
         self.answer_tokens += _WEIGHT * (answer_tokens - self.answer_tokens)
 
 
+def _amount(cost: int) -> str:
+    return f"a cost of {shown(cost)}"
+
+
 _Counter = TypeVar("_Counter", MinuteLimit, Budget)
 
 
@@ -377,29 +393,30 @@ def reserve(
     allowances: Sequence[Allowance], tokens: int, second: int, today: Periods, seconds: float, cost: int = 0
 ) -> None:
     """With all allowances, or with none. cost: in nano-units. Raises: RateLimited, QuotaExhausted."""
-    for one in allowances:
-        if not one.fits(tokens, cost, second, today):
+    for number, one in enumerate(allowances):
+        if not one.reserve(tokens, cost, second, today):
+            for other in allowances[:number]:
+                other.settle((tokens, cost), (0, 0), second, second, today)
+                if other.requests is not None:
+                    other.requests.correct(second, -1, second)
             raise one.refusal(tokens, cost, second, today, seconds)
-    for one in allowances:
-        one.reserve(tokens, cost, second)
 
 
 def headers(allowances: Sequence[Allowance], second: int) -> list[Field]:
     """OpenAI's `x-ratelimit-*`, of the allowances that have least left: what a refusal would go by. Budgets
     above their soft lines.
     """
-    fields: list[Field] = []
-    for kind in (0, 1):
-        tightest, least = None, _NO_LIMIT
-        for one in allowances:
-            found = one.tokens if kind else one.requests
-            if found is not None and (left := found.left(second)) < least:
-                tightest, least = found, left
-        if tightest is not None:
-            left_now = (_REMAINING[kind], b"%d" % least if least > 0 else b"0")
-            fields += (tightest.field, left_now, _RESETS[kind][tightest.reset_s(second)])
+    requests = tokens = None
     for one in allowances:
-        if one.cost is not None and (spent := one.cost.spent) >= one.warns_at:
+        if one.requests is not None:
+            requests = one.requests.tighter(requests, second)
+        if one.tokens is not None:
+            tokens = one.tokens.tighter(tokens, second)
+    fields = [] if requests is None else [*requests.headers(second)]
+    if tokens is not None:
+        fields += tokens.headers(second)
+    for one in allowances:
+        if one.warns_at < _NO_LIMIT and one.cost is not None and (spent := one.cost.spent) >= one.warns_at:
             most = f"; limit={shown(one.cost.most)}" if one.cost.most < _NO_LIMIT else ""
             text = f"{one.name}; spent={shown(spent)}; soft={shown(one.warns_at)}{most}"
             fields.append((_BUDGET, text.encode()))

@@ -7,12 +7,14 @@ with tokens, or with none of anything, counts as completions.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from penstock.errors import BadRequest, NotFound
 from penstock.serve.tenancy.prices import NANO
+from penstock.serve.tenancy.usage import UsageRow
 from penstock.tiers import FLEX
 
 Row = Mapping[str, Any]
@@ -67,36 +69,26 @@ def page(kind: str, query: Mapping[str, list[str]], sums: Sums) -> dict[str, Any
         raise BadRequest(f"group_by is {wrong[0][:40]!r}; there are {', '.join(groups)}.", param="group_by")
     width = given.get("bucket_width", ["1d"])[0]
     if width not in _WIDTHS or (kind == "costs" and width != "1d"):
-        raise BadRequest(
-            "bucket_width is 1d or, for usage, 1h: usage is kept by the hour.", param="bucket_width"
-        )
+        raise BadRequest("bucket_width is 1d, or 1h of usage, kept by the hour.", param="bucket_width")
     seconds, usual, most = _WIDTHS[width]
     limit = _number(given, "limit", usual)
     if not 1 <= limit <= (most := _MOST_DAYS if kind == "costs" else most):
         raise BadRequest(f"limit is {limit}; it can be 1 to {most}.", param="limit")
-    begin = _number(given, "start_time", None) // seconds * seconds
-    begin, end = max(begin, _number(given, "page", begin)), _number(given, "end_time", int(time.time()))
+    begin, end = _number(given, "start_time", None), _number(given, "end_time", int(time.time()))
+    begin = max(begin, _number(given, "page", begin)) // seconds * seconds
     starts = range(begin, end, seconds)
     shown, more = starts[:limit], len(starts) > limit
     filters = {_FILTERS[name]: values for name, values in given.items() if name in _FILTERS}
-    buckets: dict[int, dict[tuple[Any, ...], dict[str, int]]] = {start: {} for start in shown}
+    buckets: dict[int, dict[tuple[Any, ...], Counter[str]]] = {start: {} for start in shown}
     by = {"day" if width == "1d" else "hour", *_MODEL}
     by.update(name for one in (*group, *filters) for name in _DIMENSIONS[one])
     for row in sums(sorted(by), begin, begin + limit * seconds - 1) if shown else ():
         at = datetime.fromisoformat(row["day"] if width == "1d" else row["hour"])
         bucket = buckets.get(int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()))
         wanted = all(str(_VALUES[name](row)).lower() in values for name, values in filters.items())
-        if bucket is not None and wanted and kind in _kinds(row):
-            counts = bucket.setdefault(tuple(_VALUES[name](row) for name in group), {})
-            for name in (
-                "requests",
-                "prompt_tokens",
-                "cached_tokens",
-                "output_tokens",
-                "audio_seconds",
-                "cost",
-            ):
-                counts[name] = counts.get(name, 0) + row[name]
+        if bucket is not None and wanted and kind in ("costs", _kind(row)):
+            counts = bucket.setdefault(tuple(_VALUES[name](row) for name in group), Counter())
+            counts.update({name: row[name] for name in UsageRow.__struct_fields__})
     data = [
         {
             "object": "bucket",
@@ -109,22 +101,14 @@ def page(kind: str, query: Mapping[str, list[str]], sums: Sums) -> dict[str, Any
         }
         for start, bucket in buckets.items()
     ]
-    return {
-        "object": "page",
-        "data": data,
-        "has_more": more,
-        "next_page": str(starts[limit]) if more else None,
-    }
+    following = str(starts[limit]) if more else None
+    return {"object": "page", "data": data, "has_more": more, "next_page": following}
 
 
-def _kinds(row: Row) -> Iterator[str]:
-    yield "costs"
+def _kind(row: Row) -> str:
     if row["audio_seconds"]:
-        yield "usage/audio_transcriptions"
-    elif row["prompt_tokens"] and not row["output_tokens"]:
-        yield "usage/embeddings"
-    else:
-        yield "usage/completions"
+        return "usage/audio_transcriptions"
+    return "usage/embeddings" if row["prompt_tokens"] and not row["output_tokens"] else "usage/completions"
 
 
 def _result(kind: str, counts: Mapping[str, int]) -> dict[str, Any]:

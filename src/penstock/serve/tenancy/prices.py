@@ -24,9 +24,10 @@ class Price(NamedTuple):
 
     def cost(self, prompt: int, cached: int, output: int, seconds: int = 0) -> int:
         """In nano-units, rounded. cached: of the prompt's."""
-        cached = min(cached, prompt)
-        pico = (prompt - cached) * self.input + cached * self.cached + output * self.output
-        return (pico + seconds * self.second + 500) // 1000
+        one, hit, out, second = self
+        if cached > prompt:
+            cached = prompt
+        return ((prompt - cached) * one + cached * hit + output * out + seconds * second + 500) // 1000
 
 
 class PriceList:

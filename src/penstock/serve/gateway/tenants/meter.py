@@ -18,9 +18,8 @@ _REPORT = re.compile(rb'"usage"\s*:\s*\{')
 _NOTHING = re.compile(rb'"usage"\s*:\s*null')
 _REPORT_BYTES = 1024
 _COUNT = re.compile(
-    rb'"(?:(prompt|input|completion|output|cached|cache_read_input)_tokens|seconds)"\s*:\s*(\d+)'
+    rb'"((?:prompt|input|completion|output|cached|cache_read_input)_tokens|seconds)"\s*:\s*(\d+)'
 )
-_PROMPT, _OUTPUT = (b"prompt", b"input"), (b"completion", b"output")
 """Quotes in generated text are escaped, so that it cannot match."""
 
 _EVENT, _EVENT_END = b"data: ", b"\n\n"
@@ -49,19 +48,10 @@ class Asked:
 
 
 class RequestMeter(Charge):
-    """Of one request of a tenant. Called with each piece of the answer's body; returns what to pass on."""
+    """Of one request of a tenant. `stream` or `whole` gets each piece of the answer's body."""
 
     __slots__ = (
-        "_asked",
-        "_events",
-        "_found",
-        "_tail",
-        "adapter",
-        "begun",
-        "cost",
-        "grant",
-        "is_open",
-        "reserved",
+        *("_asked", "_events", "_found", "_tail", "adapter", "begun", "grant", "is_open", "reserved"),
         "tier",
     )
 
@@ -70,17 +60,15 @@ class RequestMeter(Charge):
         grant: Grant,
         asked: Asked,
         answer: float,
-        reserved: int,
-        cost: int,
+        reserved: tuple[int, int],
         begun: int,
         adapter: str,
         tier: str,
     ) -> None:
-        """answer: its tokens, as expected. reserved: tokens, in the second `begun`. cost: of these."""
+        """answer: its tokens, as expected. reserved: tokens and their cost, in the second `begun`."""
         super().__init__(grant.tenant, grant.tenants.weight, price(asked.prompt_tokens, 0, answer))
         self.grant = grant
         self.reserved = reserved
-        self.cost = cost
         self.begun = begun
         self.is_open = True
         self.adapter = adapter
@@ -90,20 +78,19 @@ class RequestMeter(Charge):
         self._tail = b""
         self._found: list[bytes] = []
 
-    def __call__(self, body: bytes) -> bytes:
-        if not self._asked.streams:
-            self._look(body)
-            return body
+    def stream(self, body: bytes) -> bytes:
+        """Reads a piece of a stream, of whole events. Returns what to pass on."""
         self._events += body.count(_EVENT)
-        at = body.rfind(_USAGE)
-        if at >= 0 and not _NOTHING.match(body, at):
+        if (at := body.rfind(_USAGE)) < 0:
+            return body
+        if not _NOTHING.match(body, at):
             self._found.append(body[at : at + _REPORT_BYTES])
             if self._asked.hides:
                 return _without_event(body, at)
         return body
 
-    def _look(self, body: bytes) -> None:
-        """At a piece of no stream, which may end anywhere: only the last report counts."""
+    def whole(self, body: bytes) -> bytes:
+        """Reads a piece of no stream, which may end anywhere: only the last report counts."""
         piece = self._tail + body
         at = piece.rfind(_USAGE)
         self._tail = piece[
@@ -111,22 +98,20 @@ class RequestMeter(Charge):
         ]
         if at >= 0:
             self._found = [piece[at : at + _REPORT_BYTES]]
+        return body
 
     def tokens(self, *, answered: bool) -> TokenCounts:
         """What the request took. answered: whether a replica has begun to work on it, and not refused it."""
-        prompt: int | None = None
-        cached = output = seconds = 0
+        found: dict[bytes, bytes] = {}
         for report in self._found:
             if _REPORT.match(report):
-                for kind, number in _COUNT.findall(report):
-                    if kind in _OUTPUT:
-                        output = int(number)
-                    elif kind in _PROMPT:
-                        prompt = int(number)
-                    elif kind:
-                        cached = int(number)
-                    else:
-                        seconds = int(number)
+                found.update(_COUNT.findall(report))
+        given = found.get
+        text = given(b"prompt_tokens") or given(b"input_tokens")
+        prompt = None if text is None else int(text)
+        output = int(given(b"completion_tokens") or given(b"output_tokens", 0))
+        cached = int(given(b"cached_tokens") or given(b"cache_read_input_tokens", 0))
+        seconds = int(given(b"seconds", 0))
         asked = self._asked
         if asked.answer_tokens != 0 and answered and not (prompt and output):
             if prompt is None:
@@ -134,7 +119,7 @@ class RequestMeter(Charge):
             if asked.streams:
                 output = output or self._events
             else:  # of which nothing has been relayed, or that a replica works on in the background
-                output = output or min(self.reserved - prompt, int(self.grant.tenants.answer_tokens))
+                output = output or min(self.reserved[0] - prompt, int(self.grant.tenants.answer_tokens))
         return TokenCounts(prompt or 0, cached, max(0, output), seconds)
 
 

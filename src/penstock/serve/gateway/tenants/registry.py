@@ -129,7 +129,7 @@ class Tenants:
             self.usage.hurry()
             raise
         expected = mean if answer is None or answer > mean else answer
-        return RequestMeter(grant, asked, expected, tokens, cost, second, adapter, tier)
+        return RequestMeter(grant, asked, expected, (tokens, cost), second, adapter, tier)
 
     def refused(self, grant: Grant, model: str) -> None:
         """A request got no further than this gateway's checks. model: "" where it names none of its key's."""
@@ -148,23 +148,25 @@ class Tenants:
         meter.is_open = False
         seconds, second, grant = time.time(), int(time.monotonic()), meter.grant
         price, today = self._prices.find(model, meter.adapter), self._day(seconds)
-        cost = 0 if price is None else price.cost(*tokens)
-        reserved, taken = (meter.reserved, meter.cost), (tokens.prompt + tokens.output, cost)
+        prompt, cached, output, audio_s = tokens
+        cost = 0 if price is None else price.cost(prompt, cached, output, audio_s)
+        taken = prompt + output, cost
         for one in grant.limited:
-            one.settle(reserved, taken, meter.begun, second, today)
-        meter.settle(weighed(*tokens[:3]))
+            one.settle(meter.reserved, taken, meter.begun, second, today)
+        meter.settle(weighed(prompt, cached, output))
         row = self.usage.counters.row(grant.tenant, grant.name, model, meter.adapter, meter.tier, seconds)
         row.requests += 1
-        row.add(*tokens, cost)
-        row.errors += failed
-        row.refused += failed and not reached
+        row.add(prompt, cached, output, audio_s, cost)
+        if failed:
+            row.errors += 1
+            row.refused += not reached
         shown = self._show(grant.tenant)
         shown[0] += 1
-        shown[1] += tokens.prompt
-        shown[2] += tokens.cached
-        shown[3] += tokens.output
-        if tokens.output and not failed:
-            grant.tenants.learn(tokens.output)
+        shown[1] += prompt
+        shown[2] += cached
+        shown[3] += output
+        if output and not failed:
+            grant.tenants.learn(output)
 
     def _day(self, seconds: float) -> Periods:
         today = self._today
