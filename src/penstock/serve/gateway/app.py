@@ -260,10 +260,10 @@ class Gateway:
             request.gone = True
             raise
         finally:
+            if request.grant is not None:  # first: nothing may keep what was reserved
+                self._settle(request.grant, request, reply, error)
             request.account(reply, error)
             self._count_version(request, reply)
-            if request.grant is not None:
-                self._settle(request.grant, request, reply, error)
 
     async def _attempt(self, request: ClientRequest, reply: ClientResponse) -> errors.Error | None:
         """Answers, or returns the error. Foreign exceptions end here: their text goes to the log only.
