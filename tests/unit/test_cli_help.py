@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 
 import penstock
 from penstock.cli.app import app
+from penstock.cli.process import guard
+from penstock.errors import Unavailable
 
 WIDE = {"COLUMNS": "200", "TERMINAL_WIDTH": "200"}
 
@@ -44,16 +47,27 @@ def test_engine_may_be_written_as_in_configs_of_ray():
     assert "is not one of" not in checked.output
 
 
-def test_bash_completes_commands():
-    env = {
-        **os.environ,
-        "_PENSTOCK_COMPLETE": "complete_bash",
-        "COMP_WORDS": "penstock be",
-        "COMP_CWORD": "1",
-    }
+@pytest.mark.parametrize(
+    ("shell", "asked"),
+    [
+        ("bash", {"COMP_WORDS": "penstock be", "COMP_CWORD": "1"}),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "penstock be"}),
+        ("fish", {"_TYPER_COMPLETE_ARGS": "penstock be", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}),
+    ],
+)
+def test_shells_complete_commands(shell: str, asked: dict[str, str]):
+    env = {**os.environ, "_PENSTOCK_COMPLETE": f"complete_{shell}", **asked}
     command = [sys.executable, "-m", "penstock.cli"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["bench"]
+    assert [word for word in re.findall(r"\w+", done.stdout) if word in ("bench", "batch", "serve")] == [
+        "bench"
+    ]
+
+
+def test_engines_are_refused_on_other_systems(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(Unavailable, match="Engines run on Linux only"):
+        guard.guarded(lambda signals_fd: 0, stop_s=1)
 
 
 @pytest.fixture

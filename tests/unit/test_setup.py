@@ -45,9 +45,33 @@ def test_half_a_virtual_environment_is_made_anew(clone: Path):
 
 
 def test_a_gpu_box_gets_the_set_for_gpus(clone: Path):
-    tools = clone / "tools"
-    tools.mkdir()
-    (tools / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: NVIDIA L4'\n")
-    (tools / "nvidia-smi").chmod(0o755)
-    done = set_up(clone, PATH=f"{tools}:{os.environ['PATH']}", PENSTOCK_ACCELERATOR="")
+    path = tools(clone, **{"nvidia-smi": "echo 'GPU 0: NVIDIA L4'"})
+    done = set_up(clone, PATH=path, PENSTOCK_ACCELERATOR="")
     assert "--constraint constraints/vllm-0.32.0.txt --editable .[vllm,dev,docs] failed" in done.stderr
+
+
+def tools(clone: Path, **programs: str) -> str:
+    """A PATH on which these scripts come first."""
+    (clone / "tools").mkdir()
+    for name, text in programs.items():
+        (clone / "tools" / name.replace("_", ".")).write_text(f"#!/bin/sh\n{text}\n")
+        (clone / "tools" / name.replace("_", ".")).chmod(0o755)
+    return f"{clone / 'tools'}:{os.environ['PATH']}"
+
+
+PYTHONS = ("python3", *(f"python3_{minor}" for minor in range(11, 15)))
+OLD = dict.fromkeys(PYTHONS, "[ $1 = -V ] && echo Python 3.10.12 && exit; exit 1")
+
+
+@pytest.mark.parametrize(
+    ("programs", "says"),
+    [
+        ({"uname": "echo Darwin"}, "Penstock runs on Linux, and this is Darwin: use Docker"),
+        (OLD, "Penstock needs Python 3.11 or newer; 'python3' is Python 3.10.12. Install one"),
+        (OLD | {"python3_12": f'exec {sys.executable} "$@"'}, "==> virtual environment in .venv"),
+    ],
+)
+def test_another_machine_gets_one_sentence(clone: Path, programs: dict[str, str], says: str):
+    done = set_up(clone, PATH=tools(clone, **programs), PYTHON="", PENSTOCK_ACCELERATOR="cpu")
+    assert done.returncode == 1
+    assert (done.stderr + done.stdout).startswith(says) or says in done.stdout

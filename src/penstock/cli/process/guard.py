@@ -21,6 +21,7 @@ from types import FrameType
 
 from penstock.cli.process.failure import crashed
 from penstock.cli.process.output import TerminalWriter
+from penstock.errors import Unavailable
 from penstock.processes.tree import adopt_orphans, end_descendants
 
 STOPS = tuple(
@@ -38,9 +39,15 @@ def guarded(work: Work, *, stop_s: float) -> int:
     """Exit code of `work`, run in a child process. Afterwards no descendant of this process is left.
 
     Must be called before any thread is started.
+    Raises: Unavailable on another system than Linux.
     Units: stop_s is the work's time from the first signal until it is killed; ending what it left takes up to
     4 s more.
     """
+    if sys.platform != "linux":
+        raise Unavailable(
+            "Engines run on Linux only. Use the image (Dockerfile), or ask a service on another machine, as "
+            "`penstock chat --url http://gpu-box:8000` does."
+        )
     adopt_orphans()
     read_fd, write_fd = os.pipe()
     with _blocked(STOPS):  # a signal between fork and handler would end one of the two
