@@ -135,6 +135,7 @@ class LLMControl:
             await send_error(send, error, path)
         except asyncio.CancelledError:  # it ends while Serve is asked, and the next control answers
             await send_error(send, Unavailable("Control restarts; try again in a moment."), path)
+            raise
         else:
             await send_body(send, msgspec.json.encode(result, enc_hook=repr))
 
