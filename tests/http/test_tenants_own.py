@@ -224,11 +224,13 @@ async def test_usage_reaches_control_and_the_command(served: Served, control: An
     ).admin.organization.usage
     now = int(time.time())
     page = await client.completions(start_time=now - 86_400, group_by=["project_id", "api_key_id", "model"])
-    one, two = [result for bucket in page.data for result in bucket.results]
+    results: list[Any] = [result for bucket in page.data for result in bucket.results]
+    one, two = results
     assert (one.project_id, one.api_key_id, one.model, one.num_model_requests) == ("ann", "ann/k", "m", 2)
     assert two.input_tokens + two.output_tokens + one.input_tokens + one.output_tokens == spent
     costs = await client.costs(start_time=now - 86_400, project_ids=["bob"], group_by=["line_item"])
-    (cost,) = [result for bucket in costs.data for result in bucket.results]
+    results = [result for bucket in costs.data for result in bucket.results]
+    (cost,) = results
     bobs = two.input_tokens + two.output_tokens
     assert (cost.line_item, cost.amount.value, cost.amount.currency) == ("m", bobs / 1e6, None)
     assert not any(one.results for one in (await client.embeddings(start_time=now, bucket_width="1h")).data)
