@@ -125,9 +125,9 @@ def test_rows_of_a_trial_are_a_table_of_the_users_columns_and_the_answer(tmp_pat
             writer.writerows(rows)
     else:
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    console = Console(file=io.StringIO(), width=60)
-    console.print(*table_of(str(file)), sep="\n", markup=False)
-    head, _, *lines, more = [line for line in console.file.getvalue().splitlines() if line.strip()]
+    shown_rows = io.StringIO()
+    Console(file=shown_rows, width=60).print(*table_of(str(file)), sep="\n", markup=False)
+    head, _, *lines, more = [line for line in shown_rows.getvalue().splitlines() if line.strip()]
     assert head.split() == ["id", "text", "generated_text"]
     assert [line.split()[0] for line in lines] == [str(n) for n in range(20)]
     assert lines[3].split()[1:3] == ["a", "b"]
