@@ -119,14 +119,12 @@ def table_of(output: str) -> Iterator[Table | str]:
     names = [name for name in dict.fromkeys(chain(*first)) if name not in _BESIDE_THE_ANSWER]
     table = Table(*names, box=SIMPLE_HEAD)
     for fields in first:
-        table.add_row(*(Text(_cell(fields.get(name)), no_wrap=True, overflow="ellipsis") for name in names))
+        values = ["" if (value := fields.get(name)) is None else str(value) for name in names]
+        cells = [" ".join(value[:_MOST_CHARS].split()) for value in values]
+        table.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells))
     yield table
     if more := sum(1 for _ in rows):
         yield f"And {more:,} more rows."
-
-
-def _cell(value: object) -> str:
-    return "" if value is None else " ".join(str(value)[:_MOST_CHARS].split())
 
 
 def shown(report: JobReport, *, whole: bool = True) -> list[str]:

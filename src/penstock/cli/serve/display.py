@@ -42,10 +42,6 @@ class Row:
     def seconds(self, now: float) -> float:
         return (self.ended if self.ended is not None else now) - self.phases[0][1]
 
-    def named_spans(self, now: float) -> dict[str, float]:
-        """Seconds by phase, without how far it got."""
-        return {phase.partition(" (")[0]: seconds for phase, seconds in self.spans(now)}
-
     def spans(self, now: float) -> list[tuple[str, float]]:
         """Each phase and how long it took, or takes until `now`."""
         starts = [start for _, start in self.phases]
@@ -104,7 +100,7 @@ class Display:
     def durations(self) -> Durations:
         """Of the parts that are done."""
         return {
-            label: row.named_spans(row.ended)
+            label: {phase.partition(" (")[0]: seconds for phase, seconds in row.spans(row.ended)}
             for label, row in self._rows.items()
             if row.ended is not None and not row.failed
         }
