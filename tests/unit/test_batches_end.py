@@ -369,7 +369,7 @@ async def test_a_batch_whose_cancel_is_stored_before_its_task_knows_ends_cancell
 
 
 async def test_rows_of_tenants_share_no_prefix_cache_where_that_is_asked_for():
-    fleet, sent = Fleet("app", {}, lambda name: ("m", "")), list[dict[str, Any]]()
+    fleet, sent = Fleet("app", {}, lambda name, body: ("m", "")), list[dict[str, Any]]()
 
     class Replicas:
         async def send(self, request: RowRequest) -> Response:
