@@ -225,7 +225,7 @@ def test_only_models_that_have_the_endpoint_answer_its_lines(tmp_path):
     checked = check_input(
         LocalPath(path),
         "/v1/count",
-        lambda name: (name or "m", ""),
+        lambda name, body: (name or "m", ""),
         JobsConfig(),
         1 << 20,
         own_endpoints([card(), card(LLMServer, "other")])["/v1/count"],

@@ -1,26 +1,27 @@
 """Which path each kind of key reaches, of a gateway with one key, with an admin key, with tenants' keys."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock.config import GatewayConfig
+from penstock.config.schema.tenants import KeyConfig, hashed
 from penstock.errors import Error
 from penstock.serve.gateway.auth import Auth
 from penstock.serve.gateway.request import ClientRequest
+from penstock.serve.tenancy.keys import KeyTable
 
 SCOPES = {"user": ("chat",), "files": ("chat", "files"), "boss": ("admin",)}
 PATHS = ("/v1/chat/completions", "/v1/files", "/admin/fleet", "/health", "/nothing")
 
 
-def keys() -> Any:
-    """As a table of tenants' keys, each with its name's scopes."""
-    return SimpleNamespace(
-        find=lambda given, now: (
-            SimpleNamespace(scopes=SCOPES[given.decode()]) if given.decode() in SCOPES else None
-        )
+def keys() -> KeyTable:
+    """Tenants' keys, each with its name's scopes."""
+    table = KeyTable()
+    table.replace(
+        [KeyConfig(tenant="t", name=one, hash=hashed(one), scopes=list(SCOPES[one])) for one in SCOPES], {}
     )
+    return table
 
 
 async def never() -> Any: ...
