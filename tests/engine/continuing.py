@@ -271,15 +271,18 @@ class Cut(TokensProbe):
             {"stream": False, "stream_options": None} if path != RESPONSES else {"stream": False}
         )
         task = asyncio.create_task(stream(app, path, body | more, before, probe=self))
-        while not task.done():
-            await asyncio.sleep(0.001)
+
+        def has_enough() -> bool:
             tokens = sum(len(one.token_ids) for group in self._look() for one in group)
             self.most = max(self.most, tokens)
-            if self.at <= tokens:
-                self.groups = list(self.ask())
-                task.cancel()
-                await asyncio.wait({task})
-                return b""
+            return self.at <= tokens
+
+        await until(lambda: task.done() or has_enough(), 60)
+        if not task.done():
+            self.groups = list(self.ask())
+            task.cancel()
+            await asyncio.wait({task})
+            return b""
         return b"".join(task.result().pieces)
 
 
