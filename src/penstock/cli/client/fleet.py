@@ -105,22 +105,22 @@ def rollback(
 
 def history(target: FleetTarget, *, as_json: Json = False) -> None:
     """Show the versions of a service's fleet: who applied them, when, what changed, and the outcome."""
-    found = target.ask("GET", "/history")["data"]
-    if as_json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
-        return
-    for one in found:
+    for one in _rows(target, "/history", as_json=as_json):
         print(f"{one['version']:>3}  {_time(one['at'])}  {one['who']}  {one['what']}  {one['outcome']}")
 
 
 def audit(target: FleetTarget, *, as_json: Json = False) -> None:
     """Show who has changed a service's fleet, keys and limits, the newest change first."""
-    found = target.ask("GET", "/audit")["data"]
+    for one in _rows(target, "/audit", as_json=as_json):
+        print(f"{_time(one['at'])}  {one['who']}  {one['what']}")
+
+
+def _rows(target: FleetTarget, path: str, *, as_json: bool) -> list[dict[str, Any]]:
+    """What a list has; nothing more to show where it was printed as JSON."""
+    found: list[dict[str, Any]] = target.ask("GET", path)["data"]
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
-        return
-    for one in found:
-        print(f"{_time(one['at'])}  {one['who']}  {one['what']}")
+    return [] if as_json else found
 
 
 def _document(file: str) -> dict[str, Any]:
