@@ -83,8 +83,9 @@ class Control:
 
     def __init__(self, file: Path) -> None:
         self.said: list[str] = []
-        database = sqlite3.connect(file, isolation_level=None)
-        self.canaries = Canaries(database, lambda: None, self.said.append)
+        self.changes: list[None] = []
+        self.database = sqlite3.connect(file, isolation_level=None)
+        self.canaries = Canaries(self.database, lambda: self.changes.append(None), self.said.append)
         self.now = time.time()
 
     def pass_time(self, mine: list[float], others: list[float], key: str = "qwen@b 1") -> float:
@@ -121,3 +122,12 @@ def test_a_canary_that_is_taken_back_stays_back(tmp_path: Path):
     assert again.pass_time(counted(0), counted(0)) == 0
     assert again.pass_time(counted(0), counted(0), "qwen@b 2") == 5  # it is another one
     assert "20 of 100" in again.canaries.states()["qwen@b 1"].outcome
+
+
+def test_a_canary_is_taken_back_though_its_outcome_cannot_be_stored(tmp_path: Path):
+    control = Control(tmp_path / "db")
+    control.pass_time(counted(0), counted(0))
+    before = len(control.changes)
+    control.database.close()
+    assert control.step(1, failed=20) == 0
+    assert len(control.changes) == before + 1

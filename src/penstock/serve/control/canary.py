@@ -101,10 +101,13 @@ class Canaries:
         """Goes on with each, or takes it back."""
         for key, canary in self._canaries.items():
             if not canary.outcome and (what := canary.look(now)):
-                self._store(key, canary)
                 log.warning("The canary %s %s", key.split()[0], what)
-                self._note(f"canary {key.split()[0]} {what}")
                 self._changed()
+                try:
+                    self._store(key, canary)
+                    self._note(f"canary {key.split()[0]} {what}")
+                except sqlite3.Error:  # as of a full disk: what gateways do does not depend on it
+                    log.exception("This is not stored: the next control begins from what was before")
 
     def _begin(self, report: CanaryReport) -> _Canary:
         config = CanaryConfig.model_validate(report.config)
