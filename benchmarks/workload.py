@@ -41,8 +41,10 @@ _CPU_ENVIRONMENT = {
     "TORCH_COMPILE_DISABLE": "1",
 }
 
+_GPU_ENVIRONMENT = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}  # it compiles itself at its first start
+
 _ENVIRONMENT = {
-    **(_CPU_ENVIRONMENT if DEVICE == "cpu" else {}),
+    **(_CPU_ENVIRONMENT if DEVICE == "cpu" else _GPU_ENVIRONMENT),
     "OMP_NUM_THREADS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",

@@ -64,7 +64,6 @@ def process_config() -> LLMConfig:
     words += ["--served-model-name", "{model_id}", "--host", "{host}", "--port", "{port}"]
     words += ["--max-model-len", str(WINDOW), "--block-size", str(BLOCK_SIZE), "--enforce-eager"]
     words += ["--distributed-executor-backend", "uni", "--kv-cache-memory-bytes", str(1 << 26)]
-    words += ["--dtype", "float32"]  # vLLM 0.32 in bfloat16 may use AMX before it has asked the kernel for it
     words += ["--num-gpu-blocks-override", str(KV_BLOCKS + 1), "--enable-lora", "--max-loras", "2"]
     words += ["--disable-uvicorn-access-log", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     environment = {
