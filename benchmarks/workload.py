@@ -54,8 +54,8 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
-_NOT_INHERITED = ("RAY_", "VLLM_", "OMP_", "PENSTOCK_")
-"""Prefixes: what a shell happens to have set must not favour anyone."""
+_NOT_INHERITED = ("RAY_", "VLLM_", "OMP_", "PENSTOCK_", "PYTHONDONTWRITEBYTECODE")
+"""Prefixes: what a shell happens to have set must not favour anyone, nor have each process compile for 20 s."""
 
 
 @dataclass(frozen=True, slots=True)
