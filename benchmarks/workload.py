@@ -55,7 +55,7 @@ _ENVIRONMENT = {
 }
 
 _NOT_INHERITED = ("RAY_", "VLLM_", "OMP_", "PENSTOCK_", "PYTHONDONTWRITEBYTECODE")
-"""Prefixes: what a shell happens to have set must not favour anyone, nor have each process compile for 20 s."""
+"""Prefixes: what a shell happens to have set must not favour anyone, nor make processes compile for 20 s."""
 
 
 @dataclass(frozen=True, slots=True)
