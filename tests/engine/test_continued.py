@@ -43,7 +43,18 @@ async def test_a_parsed_stream_goes_on_as_it_began(assistant: Served, name: str)
     assert await differences(assistant.engine.app(), PARSED[name], 3, random.Random(2)) == []
 
 
-@pytest.mark.parametrize("name", ["greedy chat", "penalties, seeded", "schema", "logprobs and stop strings"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "greedy chat",
+        "penalties, seeded",
+        "schema",
+        "logprobs and stop strings",
+        "two choices",
+        "two choices, one ends early",
+        "logprobs",
+    ],
+)
 async def test_a_plain_answer_that_is_not_streamed_goes_on(demo: Served, name: str):
     assert await differences_whole(demo.engine.app(), PLAIN[name], 3) == []
 

@@ -122,22 +122,44 @@ class Journal(RequestOutputCollector):
             self._record((ChoiceTokens(self._new(0, token_ids, None)[0]),))
 
     def so_far(self) -> Sequence[Group]:
-        """The tokens of an answer with one choice that is not complete."""
-        state: Any = self._processor.request_states.get(self.request_id)
-        if self._held or state is None:
-            return self._before if self._held else ()
-        ids, logprobs = state.detokenizer.output_token_ids, state.logprobs_processor.logprobs or ()
+        """The tokens of an answer that is not complete, one choice after the other."""
+        if self._held:
+            return self._before
+        states = self._processor.request_states
+        parent = self._processor.parent_requests.get(self.request_id)
+        if parent is None:
+            state: Any = states.get(self.request_id)
+            return [] if state is None else self._unfinished(state)
+        made: list[Group] = []
+        for one in filter(None, parent.output_aggregator):  # those that are complete
+            ended = one.finish_reason, one.stop_reason
+            made += self._groups(one.index, list(one.token_ids), one.logprobs or (), (), *ended)
+        for name in parent.child_requests:
+            if (state := states.get(name)) is not None:
+                made += self._unfinished(state)
+        return made
+
+    def _unfinished(self, state: Any) -> list[Group]:
         cached = [getattr(state, name, None) or 0 for name in _CACHED]
-        return [
-            (
-                ChoiceTokens(
-                    ids[at : at + _AT_ONCE],
-                    cached_tokens=() if at else cached,
-                    logprobs=_written(logprobs[at : at + _AT_ONCE]),
-                ),
-            )
-            for at in range(0, len(ids), _AT_ONCE)
-        ]
+        ids, logprobs = state.detokenizer.output_token_ids, state.logprobs_processor.logprobs or ()
+        return self._groups(state.request_index, ids, logprobs, cached)
+
+    def _groups(
+        self,
+        choice: int,
+        ids: Sequence[int],
+        logprobs: Sequence[Any],
+        cached: Sequence[int],
+        finish_reason: str | None = None,
+        stop_reason: int | str | None = None,
+    ) -> list[Group]:
+        made: list[Group] = []
+        for at in range(0, len(ids), _AT_ONCE):
+            end = at + _AT_ONCE
+            ended = (finish_reason, stop_reason) if end >= len(ids) else (None, None)
+            first = () if at else cached
+            made.append((ChoiceTokens(ids[at:end], choice, *ended, first, _written(logprobs[at:end])),))
+        return made
 
     def get_nowait(self) -> Any:
         output = super().get_nowait()

@@ -39,10 +39,7 @@ class Rules:
         return (
             self._any
             and isinstance(params, SamplingParams)
-            and (
-                params.output_kind == RequestOutputKind.DELTA
-                or (params.output_kind == RequestOutputKind.FINAL_ONLY and params.n == 1)
-            )
+            and params.output_kind in (RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY)
             and (params.num_logprobs is None or 0 <= params.num_logprobs <= _LOGPROBS)
             and not params.flat_logprobs
             and params.prompt_logprobs is None
