@@ -19,6 +19,7 @@ PATHS = {
             "LLMServer",
             "LLMServingArgs",
             "LoraConfig",
+            "ModelClient",
             "ModelLoadingConfig",
             "VLLMService",
         ),

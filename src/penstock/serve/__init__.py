@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.serve.deployments import LLMServer as LLMServer
     from penstock.serve.deployments import VLLMService as VLLMService
     from penstock.serve.replica.frontend.custom_endpoints import endpoint as endpoint
+    from penstock.serve.replica.handles.client import ModelClient as ModelClient
     from penstock.serve.running import run as run
 
 _NAMES = {
@@ -39,6 +40,7 @@ _NAMES = {
     "build_openai_app build_pd_openai_app",
     "penstock.serve.deployments": "LLMRouter LLMServer VLLMService",
     "penstock.serve.replica.frontend.custom_endpoints": "endpoint",
+    "penstock.serve.replica.handles.client": "ModelClient",
     "penstock.serve.running": "run",
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}

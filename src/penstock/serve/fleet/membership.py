@@ -7,6 +7,7 @@ on the watcher's event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import random
 import sys
@@ -34,8 +35,10 @@ _MODEL = "penstock_model_id"
 ADAPTERS = "adapters"
 """In a replica's routing stats: the adapters that it has loaded."""
 
-_watchers: dict[tuple[str, str], tuple[asyncio.AbstractEventLoop, Callable[[Members], None]]] = {}
-"""By model and application."""
+Watcher = tuple[asyncio.AbstractEventLoop, Callable[[Members], None]]
+
+_watchers: dict[tuple[str, str], dict[DeploymentHandle[Any], Watcher]] = {}
+"""By model and application, of each handle that is followed."""
 
 _latest: dict[tuple[str, str], Members] = {}
 """What was published last. A call by the handle may have started its router before anyone follows it, and the
@@ -49,7 +52,7 @@ def follow(model_id: str, handle: DeploymentHandle[Any], seen: Callable[[Members
     known, and at every change."""
     loop, key = asyncio.get_running_loop(), (model_id, handle.app_name)
     with _lock:
-        _watchers[key] = loop, seen
+        _watchers.setdefault(key, {})[handle] = loop, seen
         if key in _latest:
             loop.call_soon(seen, _latest[key])
     handle.options(method_name="llm_config")  # starts the handle's router
@@ -57,9 +60,13 @@ def follow(model_id: str, handle: DeploymentHandle[Any], seen: Callable[[Members
 
 def unfollow(model_id: str, handle: DeploymentHandle[Any]) -> None:
     """Ends `follow`: forgets the replicas behind `handle`."""
+    key = model_id, handle.app_name
     with _lock:
-        _watchers.pop((model_id, handle.app_name), None)
-        _latest.pop((model_id, handle.app_name), None)
+        watchers = _watchers.get(key, {})
+        watchers.pop(handle, None)
+        if not watchers:
+            _watchers.pop(key, None)
+            _latest.pop(key, None)
 
 
 def publish(model_id: str, application: str, members: Members) -> None:
@@ -67,9 +74,9 @@ def publish(model_id: str, application: str, members: Members) -> None:
     key = model_id, application
     with _lock:
         _latest[key] = members
-        if key in _watchers:
-            loop, seen = _watchers[key]
-            loop.call_soon_threadsafe(seen, members)
+        for loop, seen in _watchers.get(key, {}).values():
+            with contextlib.suppress(RuntimeError):  # a loop that has ended: a program's, at its end
+                loop.call_soon_threadsafe(seen, members)
 
 
 class Publishing(RequestRouter):

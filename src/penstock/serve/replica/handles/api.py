@@ -16,7 +16,7 @@ from ray import serve
 
 from penstock import tiers
 from penstock.asgi import ASGIApp
-from penstock.asgi_client import batched, call, events
+from penstock.asgi_client import AppResponse, batched, call, events
 from penstock.config import LLMConfig
 from penstock.config.derive import names
 from penstock.engine import Delta, Engine, Prompt
@@ -51,49 +51,23 @@ class HandleAPI:
 
     async def ask(self, path: str, request: Request, raw: RawRequestInfo | None) -> Responses:
         """The response, or with `stream` its events in groups; errors are yielded as `ErrorResponse`."""
-        from penstock.serve.replica.handles.models import RESPONSES, ErrorResponse  # takes half a second
-
-        body = request.model_dump(exclude_unset=True) if isinstance(request, BaseModel) else dict(request)
-        if body.get("model") is None:
-            body["model"] = self.config.model_id  # Anthropic's endpoints require one
+        body = as_body(request, self.config.model_id)
         fields = headers.of_handle(raw.headers or {}) if raw else {}
         try:
             work = _take_tier(path, body, raw)
             if adapter := self._adapter(body.get("model")):
                 fields |= asking_for(adapter)
-            if path in multipart.PATHS:
-                content_type, content = await multipart.encode(body)
-            else:
-                content_type, content = "application/json", msgspec.json.encode(body)
+            content_type, content = await encoded(path, body)
         except BadRequest as error:
-            refusal = ErrorResponse.of(error.status, form(path).envelope(error))
-            yield [refusal] if body.get("stream") else refusal
+            yield refusal(error, path, body)
             return
         await self.admit()
         tier.set(work)
         reply = await call(self.app(), path, content, fields, content_type)
-        try:
-            kind = reply.headers.get("content-type", "")
-            if reply.status >= 400:
-                error = ErrorResponse.of(reply.status, await reply.read())
-                yield [error] if body.get("stream") else error
-            elif "text/event-stream" in kind:
-                told = not tiers.is_reported(path)
-                async for batch in batched(events(reply.body), self.config.stream_batching_interval_ms):
-                    if not told:
-                        batch[0], told = tiers.reported_event(batch[0].encode(), work, path).decode(), True
-                    yield batch
-            elif "octet-stream" in kind:
-                yield await reply.read()
-            elif "text/plain" in kind:
-                yield (await reply.read()).decode()
-            else:
-                answer = await reply.read()
-                if tiers.is_reported(path):
-                    answer = tiers.reported(answer, work, path)
-                yield RESPONSES[path].model_validate_json(answer)
-        finally:
-            await reply.body.aclose()
+        interval_ms = self.config.stream_batching_interval_ms
+        async with aclosing(answers(reply, path, body, work, interval_ms)) as found:
+            async for one in found:
+                yield one
 
     async def generate(
         self, prompt: Prompt, params: Mapping[str, Any], request_id: str | None
@@ -142,6 +116,62 @@ class HandleAPI:
             return ""  # the base model, or an unknown one: the engine refuses it
         self.adapters()
         return names.adapter_in(self.config, chosen) or chosen
+
+
+def as_body(request: Request, model_id: str) -> dict[str, Any]:
+    """A request's own fields, and its model: Anthropic's endpoints require one."""
+    body = request.model_dump(exclude_unset=True) if isinstance(request, BaseModel) else dict(request)
+    if body.get("model") is None:
+        body["model"] = model_id
+    return body
+
+
+async def encoded(path: str, body: Mapping[str, Any]) -> tuple[str, bytes]:
+    """Content type and content. Raises: BadRequest."""
+    if path in multipart.PATHS:
+        return await multipart.encode(body)
+    return "application/json", msgspec.json.encode(body)
+
+
+def refusal(error: BadRequest, path: str, body: Mapping[str, Any]) -> Any:
+    """What a call yields in place of an answer."""
+    from penstock.serve.replica.handles.models import ErrorResponse  # takes half a second
+
+    made = ErrorResponse.of(error.status, form(path).envelope(error))
+    return [made] if body.get("stream") else made
+
+
+async def answers(
+    reply: AppResponse, path: str, body: Mapping[str, Any], work: Tier | None = None, interval_ms: float = 0
+) -> Responses:
+    """What a call yields of `reply`, which this closes.
+
+    work: the class to report, where `reply` does not. interval_ms: in which events are joined.
+    """
+    from penstock.serve.replica.handles.models import RESPONSES, ErrorResponse  # as above
+
+    told = work is None or not tiers.is_reported(path)
+    try:
+        kind = reply.headers.get("content-type", "")
+        if reply.status >= 400:
+            error = ErrorResponse.of(reply.status, await reply.read())
+            yield [error] if body.get("stream") else error
+        elif "text/event-stream" in kind:
+            async for batch in batched(events(reply.body), interval_ms):
+                if work is not None and not told:
+                    batch[0], told = tiers.reported_event(batch[0].encode(), work, path).decode(), True
+                yield batch
+        elif "octet-stream" in kind:
+            yield await reply.read()
+        elif "text/plain" in kind:
+            yield (await reply.read()).decode()
+        else:
+            answer = await reply.read()
+            if work is not None and not told:
+                answer = tiers.reported(answer, work, path)
+            yield RESPONSES[path].model_validate_json(answer)
+    finally:
+        await reply.body.aclose()
 
 
 def _take_tier(path: str, body: dict[str, Any], raw: RawRequestInfo | None) -> Tier:
