@@ -136,12 +136,12 @@ class Fleet:
             assert allowance.open == 0, name
             assert minute.used == sum(spent) or (now >= 60 and 0 <= minute.used <= sum(spent)), name
             minute.move(now + 60)
-            assert (minute.used, minute._counts) == (0, {}), name
+            assert (minute.used, minute.counts, minute.open) == (0, {}, 0), name
             for budget in filter(None, (allowance.day, allowance.month)):
-                assert (budget.reserved, budget.unsettled) == (0, sum(spent)), name
+                assert budget.unsettled == sum(spent), name
             if allowance.cost is not None:
                 cost = sum(row.cost for row in own)
-                assert (allowance.cost.reserved, allowance.cost.unsettled) == (0, cost), name
+                assert (allowance.costs.open, allowance.cost.unsettled) == (0, cost), name
                 assert cost > 0 or not any(row.output_tokens for row in own)
         for replica in self.replicas:
             assert [tags._waiting for tags in replica.listener._tags.values()] == [[], [], []]

@@ -428,8 +428,8 @@ async def test_a_refused_or_failed_request_costs_no_tokens(served: Served):
     tenants = (await gateway(served, key(ANN, "ann", limits={"tokens_per_day": 10_000})))._tenants
     await served.replica(reply="yes")
     assert (await asked(served, ANN, max_tokens="hot")).status_code == 400
-    day = tenants.keys.allowances["ann/k"].day
-    assert (day.unsettled, day.reserved) == (0, 0)
+    allowance = tenants.keys.allowances["ann/k"]
+    assert (allowance.day.unsettled, allowance.tokens.open) == (0, 0)
 
 
 async def test_a_budget_is_spent_by_the_prices_of_now(served: Served, caplog: pytest.LogCaptureFixture):

@@ -51,7 +51,7 @@ class Open:
     cost: int = 0
 
     def settle(self, taken: int, second: int, today: Periods, cost: int = 0) -> None:
-        self.of.settle((self.tokens, self.cost), (taken, cost), self.begun, second, today)
+        limits.settle([self.of], (self.tokens, self.cost), (taken, cost), self.begun, second, today)
 
 
 def reserve(one: Allowance, tokens: int, now: float, at: float = NOON, cost: int = 0) -> Open:
@@ -107,10 +107,11 @@ def test_counts_outlive_another_reading_of_the_keys():
 @given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 50)), max_size=60))
 def test_a_window_counts_what_the_last_minute_had(steps: list[tuple[int, int]]):
     window, second, counted = MinuteLimit(0), 0, []
+    window.most = 1 << 40
     for gap, count in steps:
         second += gap
         window.move(second)
-        window.add(count, second)
+        window.reserved += count
         counted.append((second, count))
         assert window.used == sum(n for at, n in counted if at > second - 60)
         wait_s = window.wait_s(1, second)
@@ -292,8 +293,7 @@ class Process:
         today, second = Periods.at(at), int(self.clock)
         limited = [one for one in self.keys.allowances.values() if one.is_limited]
         limits.reserve(limited, tokens, second, today, at, cost)
-        for one in limited:
-            one.settle((tokens, cost), (tokens, cost), second, second, today)
+        limits.settle(limited, (tokens, cost), (tokens, cost), second, second, today)
         row = self.counters.row("a", "k", "m", "", "default", at)
         row.requests += 1
         row.add(0, 0, tokens, 0, cost)

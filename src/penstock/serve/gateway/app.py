@@ -418,19 +418,18 @@ class Gateway:
         """
         if (grant := request.grant) is None or self._tenants is None:
             return
-        path, asked = request.route.path, Asked()
-        if content is not None and request.route.argument is None:
+        if content is None or request.route.argument is not None:  # what is stored was counted before
+            request.meter = meter = self._tenants.begin(grant, Asked(), model, adapter, tier)
+        else:
+            path = request.route.path
             if self._config.isolate_cache:
                 content.salt(grant.tenant, path)
             asked = content.asked(path, grant.most_tokens, self._table.max_model_len(model))
             if asked.streams and path in _USAGE_ON_REQUEST:
                 asked.hides = content.ask_for_usage()
-        request.meter = self._tenants.begin(grant, asked, model, adapter, tier)
-        if (
-            content is not None and request.route.argument is None
-        ):  # what is stored was counted when it was made
-            reply.meter = request.meter.stream if asked.streams else request.meter.whole
-        reply.more = limits.headers(grant.limited, request.meter.begun)
+            request.meter = meter = self._tenants.begin(grant, asked, model, adapter, tier)
+            reply.meter = meter.stream if asked.streams else meter.whole
+        reply.more = limits.headers(grant.limited, meter.begun)
 
     def _show_limits(self, request: ClientRequest, reply: ClientResponse) -> None:
         """In an answer of this gateway's own."""
@@ -446,9 +445,10 @@ class Gateway:
             if error is not None and request.metrics is not None:
                 self._tenants.refused(grant, request.metrics.model_id)
             return
-        failed = reply.broken or (reply.status or 0) >= 400
-        refused = (reply.status or 200) >= 400 or (reply.status is None and not request.gone)
+        status = reply.status
+        refused = not request.gone if status is None else status >= 400
         reached = timing.REPLICA in dict(reply.timing.laps)
+        failed = reply.broken or (refused and status is not None)
         tokens = meter.tokens(answered=reached and not refused)
         model = reply.answered_by or (request.metrics.model_id if request.metrics else "")
         self._tenants.end(meter, model, tokens, failed=failed, reached=reached)

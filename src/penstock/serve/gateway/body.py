@@ -276,8 +276,8 @@ class RequestBody:
         """
         fields, field = self.fields, _ANSWER_LIMIT.get(path)
         streams, prompt = bytes(fields.stream) == b"true", self.prompt_tokens()
-        if longest is not None:
-            prompt = min(prompt, longest)
+        if longest is not None and prompt > longest:
+            prompt = longest
         if field is None:
             if most is not None and path in _GENERATE:
                 raise Forbidden(
@@ -306,10 +306,11 @@ class RequestBody:
         """
         if not self.is_object:
             return 0
-        for raw in (self.fields.prompt_token_ids, self.fields.prompt, self.fields.input):
-            if raw and _IDS.match(raw):
-                return bytes(raw).count(b",") + 1
-        content, left_out = self.content, 0
+        fields, content, left_out = self.fields, self.content, 0
+        if not fields.messages:
+            for raw in (fields.prompt_token_ids, fields.prompt, fields.input):
+                if raw and _IDS.match(raw):
+                    return bytes(raw).count(b",") + 1
         at = content.find(_MEDIA)
         while at >= 0 and (end := content.find(b'"', at)) >= 0:
             left_out += end - at

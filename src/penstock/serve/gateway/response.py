@@ -73,7 +73,7 @@ class ClientResponse:
         more = [*(_UNBUFFERED if self.streaming else ()), timing, self._request_id, *self.more]
         if self.answered_by:
             more.append((_MODEL, self.answered_by.encode("ascii", "backslashreplace")))
-        names = {name for name, _ in more}
+        names = dict(more)
         passing = [field for field in headers if field[0] not in names]
         await self._send({"type": "http.response.start", "status": status, "headers": [*passing, *more]})
 

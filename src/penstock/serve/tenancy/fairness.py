@@ -160,16 +160,16 @@ class FairLine(Generic[W]):
         """The request goes, whether it has waited or not. A later one of the same request costs nothing, if
         this one is not given back by another line.
         """
-        account = self._account(charge)
-        if charge.account is account:
+        account = self._accounts.get(charge.tenant) or self._account(charge)
+        if (before := charge.account) is account:
             return
-        if charge.account is not None:  # of another model, which has not answered it
-            charge.account.add(-charge.price / charge.weight)
+        if before is not None:  # of another model, which has not answered it
+            before.add(-charge.price / charge.weight)
+        account.weight = charge.weight
         if not account.waiting:
             self._lift(account)
         charge.account = self._last = account
-        self._turns += 1
-        account.turn = self._turns
+        account.turn = self._turns = self._turns + 1
         account.add(charge.price / charge.weight)
 
     def youngest(self) -> W:

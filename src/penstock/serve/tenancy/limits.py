@@ -12,7 +12,6 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from typing import TypeVar
 
 import msgspec
 
@@ -22,7 +21,7 @@ from penstock.serve.tenancy.prices import nano, shown
 
 log = logging.getLogger(__name__)
 
-WINDOW_S = 60
+WINDOW_S, DAY_S = 60, 86_400.0
 _FIRST_GUESS = 256
 """Tokens of an answer, for a tenant that has had none."""
 
@@ -33,7 +32,7 @@ _UNTOLD = 0.03
 """Of a limit for a minute, what all gateways together may count that have not asked for a part of it."""
 
 _SHORT_WAIT_S = 1
-_NO_LIMIT = _NEVER = 1 << 62
+_NO_LIMIT = 1 << 62
 _WHAT = ("requests", "tokens")
 _REMAINING = [f"x-ratelimit-remaining-{what}".encode() for what in _WHAT]
 _RESETS = [
@@ -70,94 +69,102 @@ class Periods(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def at(cls, seconds: float) -> Periods:
         """seconds: since 1970."""
-        day, (year, month, *_) = int(seconds // 86_400), time.gmtime(seconds)
+        day, (year, month, *_) = int(seconds // DAY_S), time.gmtime(seconds)
         begins = calendar.timegm((year, month, 1, 0, 0, 0))
         ends = calendar.timegm((year + month // 12, month % 12 + 1, 1, 0, 0, 0))
-        return cls(day, (year - 1970) * 12 + month - 1, (day + 1) * 86_400.0, begins, ends)
+        return cls(day, (year - 1970) * 12 + month - 1, (day + 1) * DAY_S, begins, ends)
 
 
 class MinuteLimit:
-    """Counts what the last `WINDOW_S` seconds had, by whole seconds. most: the limit; cap: what this gateway
-    may count of it. asked: since the last report. kind: 0 for requests, 1 for tokens.
+    """What requests reserve of one kind, and of this the last `WINDOW_S` seconds, by whole ones. most: the
+    limit. kind: an index of `_WHAT`.
+
+    reserved: in all; ended: of this, by requests that have ended; taken: what they took in its place.
+    forgotten: what of `reserved` the last minute does not have. room: `reserved` up to which this gateway's
+    part of the limit goes; sure: up to which no limit or budget needs a look.
     """
 
-    __slots__ = ("_counts", "_oldest", "asked", "cap", "field", "kind", "most", "used")
+    __slots__ = (
+        *("_due", "_reported", "counts", "ended", "field", "forgotten", "kind", "mark", "most", "refused"),
+        *("reserved", "room", "second", "sure", "taken"),
+    )
 
     def __init__(self, kind: int) -> None:
         self.kind = kind
-        self.most = self.cap = _NO_LIMIT
+        self.most = self.room = _NO_LIMIT
         self.field: Field = (b"", b"")  # of the limit
-        self.asked = self.used = 0
-        self._counts: dict[int, int] = {}  # by second, in their order
-        self._oldest = _NEVER  # second with a count
+        self.reserved = self.ended = self.taken = self.forgotten = 0
+        self.refused = self._reported = self.sure = 0
+        self.counts: dict[int, int] = {}  # by second before this one, in their order
+        self._due = _NO_LIMIT  # second in which the oldest of them is forgotten
+        self.second = -1
+        self.mark = 0  # `reserved` when it began
+
+    @property
+    def used(self) -> int:
+        """In the last minute."""
+        return self.reserved - self.forgotten
+
+    @property
+    def cap(self) -> int:
+        """Of the limit, what this gateway may count."""
+        return self.room - self.forgotten
+
+    @property
+    def open(self) -> int:
+        """Reserved by requests that have not ended."""
+        return self.reserved - self.ended
 
     def move(self, second: int) -> None:
-        """Forgets what is older than the window that ends with `second`."""
-        while second - self._oldest >= WINDOW_S:
-            self.used -= self._counts.pop(self._oldest)
-            self._oldest = next(iter(self._counts), _NEVER)
+        """Begins this second, and forgets what is older than the window that ends with it."""
+        if second != self.second:
+            if (count := self.reserved - self.mark) and self.most < _NO_LIMIT:
+                if not self.counts:
+                    self._due = self.second + WINDOW_S
+                self.counts[self.second] = count
+            self.mark, self.second = self.reserved, second
+        while second >= self._due:
+            count = self.counts.pop(self._due - WINDOW_S)
+            self.forgotten += count
+            self.room += count
+            self._due = next(iter(self.counts), _NO_LIMIT) + WINDOW_S
 
     def fits(self, count: int) -> bool:
         """What is more than the gateway's cap fits into an empty window."""
-        return self.used + count <= self.cap or (not self.used and count <= self.most)
+        return self.reserved + count <= self.room or (not self.used and count <= self.most)
 
-    def take(self, count: int, second: int) -> bool:
-        """Counts it, if it fits."""
-        if second - self._oldest >= WINDOW_S:
-            self.move(second)
-        self.asked += count
-        used = self.used + count
-        if used > self.cap and not self.fits(count):
-            return False
-        self.used = used
-        if second in self._counts:
-            self._counts[second] += count
-        else:
-            self._oldest = min(self._oldest, second)
-            self._counts[second] = count
-        return True
-
-    def add(self, count: int, second: int) -> None:
-        counts = self._counts
-        if not counts:
-            self._oldest = second
-        counts[second] = counts.get(second, 0) + count
-        self.used += count
-
-    def correct(self, begun: int, difference: int, second: int) -> None:
+    def correct(self, begun: int, difference: int) -> None:
         """What was counted in the second `begun` was wrong by so much. What is too old is not returned."""
-        if second - self._oldest >= WINDOW_S:
-            self.move(second)
-        if begun in self._counts:
-            self._counts[begun] += difference
-            self.used += difference
-        elif difference > 0:
-            self.add(difference, second)
+        if begun in self.counts:
+            self.counts[begun] += difference
+        elif begun == self.second or difference > 0:
+            self.mark -= difference
+        else:
+            return
+        self.forgotten -= difference
+        self.room -= difference
+        self.sure -= difference
 
     def wait_s(self, excess: int, second: int) -> int:
         """Seconds until `excess` of what was counted is forgotten."""
-        for counted, count in self._counts.items():
+        for counted, count in self.counts.items():
             excess -= count
             if excess <= 0:
                 return counted + WINDOW_S - second
         return WINDOW_S
 
-    def tighter(self, other: MinuteLimit | None, second: int) -> MinuteLimit:
-        """The one of them of which this gateway may count less."""
-        if second - self._oldest >= WINDOW_S:
-            self.move(second)
-        return self if other is None or self.cap - self.used < other.cap - other.used else other
-
     def headers(self, second: int) -> tuple[Field, Field, Field]:
         """What this gateway may still count, and the seconds until all that was counted is forgotten."""
-        left, kind = self.cap - self.used, self.kind
-        reset_s = next(reversed(self._counts)) + WINDOW_S - second if self.used else 0
+        left, kind, reset_s = self.room - self.reserved, self.kind, WINDOW_S
+        if self.reserved == self.mark:
+            reset_s = next(reversed(self.counts)) + WINDOW_S - second if self.counts else 0
         return self.field, (_REMAINING[kind], b"%d" % left if left > 0 else b"0"), _RESETS[kind][reset_s]
 
     def report(self, second: int) -> Rate:
         self.move(second)
-        asked, self.asked = self.asked, 0
-        return Rate(self.most, self.used, asked)
+        asked = self.reserved + self.refused - self._reported
+        self._reported += asked
+        return Rate(self.most, self.used, asked) if self.most < _NO_LIMIT else Rate()
 
     def refusal(self, name: str, count: int, second: int) -> RateLimited:
         """Where the others use the rest, that may change within a second."""
@@ -173,33 +180,33 @@ class MinuteLimit:
 
 class Budget:
     """Tokens, or nano-units of money, of one day or month: as the usage store knows them, and what it has not
-    heard of.
+    heard of. counted: what requests reserve, and took.
     """
 
-    __slots__ = ("_before", "_sent", "most", "period", "reserved", "stored", "unsettled")
+    __slots__ = ("_before", "_counted", "_known", "_sent", "most", "period", "stored")
 
-    def __init__(self) -> None:
+    def __init__(self, counted: MinuteLimit) -> None:
         self.most = _NO_LIMIT
         self.period = -1
-        self.stored = self.unsettled = self._sent = self.reserved = 0
+        self.stored = self._sent = 0
+        self._counted, self._known = counted, counted.taken  # of what was taken, what this does not count
         self._before = (-1, 0, 0, 0)
+
+    @property
+    def unsettled(self) -> int:
+        """What requests took that the store may not have."""
+        return self._counted.taken - self._known
 
     def used(self, period: int) -> int:
         """In this period, with what is reserved."""
         if period != self.period:
-            self._enter(period)
-        return self.stored + self.unsettled + self.reserved
+            self.enter(period)
+        return self.spent + self._counted.open
 
     @property
     def spent(self) -> int:
         """In the last period that was asked for, without what is reserved."""
         return self.stored + self.unsettled
-
-    def charge(self, period: int, reserved: int, taken: int) -> None:
-        if period != self.period:
-            self._enter(period)
-        self.reserved = max(0, self.reserved - reserved)  # it may not have had a limit then
-        self.unsettled += taken
 
     def send(self) -> None:
         """All that was charged is on its way to the store."""
@@ -208,17 +215,23 @@ class Budget:
     def settle(self, period: int, total: int) -> None:
         """The store has what was sent; all gateways together had `total` in this period."""
         if period > self.period:
-            self._enter(period)
+            self.enter(period)
         if period == self.period:
-            self.stored, self.unsettled = total, self.unsettled - self._sent
+            self._counted.sure -= max(0, total - self.stored - self._sent)
+            self.stored = total
+            self._known += self._sent
         self._sent = 0
 
-    def _enter(self, period: int) -> None:
+    def enter(self, period: int) -> None:
         """A clock that is set back leads to the period before, as it was left."""
+        if period == self.period:
+            return
         left = (self.period, self.stored, self.unsettled, self._sent)
         found = self._before if self._before[0] == period else (period, 0, 0, 0)
-        self.period, self.stored, self.unsettled, self._sent = found
+        self.period, self.stored, unsettled, self._sent = found
+        self._known = self._counted.taken - unsettled
         self._before = left
+        self._counted.sure = 0
 
 
 class Allowance:
@@ -227,46 +240,54 @@ class Allowance:
     """
 
     __slots__ = (
-        *("answer_tokens", "cost", "day", "gateways", "is_shared", "most_open", "month", "name", "open"),
-        *("requests", "tokens", "warned", "warns_at", "weight"),
+        *("answer_tokens", "cost", "costs", "day", "gateways", "is_shared", "month", "most_open", "name"),
+        *("requests", "today", "tokens", "warned", "warns_at", "weight"),
     )
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.answer_tokens = float(_FIRST_GUESS)
-        self.open, self.most_open = 0, _NO_LIMIT
-        self.requests: MinuteLimit | None = None
-        self.tokens: MinuteLimit | None = None
+        self.most_open = _NO_LIMIT
+        self.requests, self.tokens, self.costs = MinuteLimit(0), MinuteLimit(1), MinuteLimit(2)
         self.day: Budget | None = None
         self.month: Budget | None = None
         self.cost: Budget | None = None  # of a month
+        self.today: Periods | None = None
         self.warns_at, self.warned = _NO_LIMIT, -1  # the soft line, and the month in which it was logged
         self.is_shared = False  # this gateway has been told its caps
         self.gateways = 1
         self.weight = 1.0
 
+    @property
+    def open(self) -> int:
+        """Requests."""
+        return self.requests.open
+
     def limit(self, limits: LimitsConfig) -> None:
         """Sets limits; what was counted stays, and so do caps of limits that have not changed."""
-        before = self._minutes()
+        before = self.requests.most, self.tokens.most
         self.most_open = limits.open_requests or _NO_LIMIT
-        self.requests = _limited(self.requests or MinuteLimit(0), limits.requests_per_minute)
-        self.tokens = _limited(self.tokens or MinuteLimit(1), limits.tokens_per_minute)
-        self.day = _limited(self.day or Budget(), limits.tokens_per_day)
-        self.month = _limited(self.month or Budget(), limits.tokens_per_month)
+        self.requests.most = limits.requests_per_minute or _NO_LIMIT
+        self.tokens.most = limits.tokens_per_minute or _NO_LIMIT
+        self.day = _limited(self.day or Budget(self.tokens), limits.tokens_per_day)
+        self.month = _limited(self.month or Budget(self.tokens), limits.tokens_per_month)
         most, soft = limits.cost_per_month, limits.warn_cost_per_month
         has_none = most is None and soft is None
-        self.cost = _limited(self.cost or Budget(), None if has_none else nano(most or 0))
+        self.cost = _limited(self.cost or Budget(self.costs), None if has_none else nano(most or 0))
         self.warns_at = _NO_LIMIT if soft is None else nano(soft)
-        if self._minutes() != before:
+        self.today = None
+        if (self.requests.most, self.tokens.most) != before:
             self.share(self.gateways, None)
+        self._look()
 
-    def _minutes(self) -> list[int | None]:
-        """The limits for a minute."""
-        return [None if one is None else one.most for one in (self.requests, self.tokens)]
+    def _look(self) -> None:
+        """Has the next request looked at: less may fit than before."""
+        self.requests.sure = self.tokens.sure = self.costs.sure = 0
 
     @property
     def is_limited(self) -> bool:
-        return self.has_budget or self.most_open < _NO_LIMIT or bool(self.requests or self.tokens)
+        minute = min(self.requests.most, self.tokens.most, self.most_open)
+        return self.has_budget or minute < _NO_LIMIT
 
     @property
     def has_budget(self) -> bool:
@@ -281,37 +302,51 @@ class Allowance:
         gateway that has not asked for a part.
         """
         self.gateways, self.is_shared = gateways, caps is not None
-        for one in filter(None, (self.requests, self.tokens)):
+        for one in (self.requests, self.tokens):
             one.field = (f"x-ratelimit-limit-{_WHAT[one.kind]}".encode(), b"%d" % one.most)
-            untold = one.most if gateways == 1 else int(_UNTOLD * one.most) // gateways
-            one.cap = untold if caps is None else min(one.most, caps[one.kind])
+            one.room = one.most
+            if one.most < _NO_LIMIT:
+                untold = int(_UNTOLD * one.most) // gateways if gateways > 1 else one.most
+                one.room = one.forgotten + (untold if caps is None else min(one.most, caps[one.kind]))
+        self._look()
 
     def rates(self, second: int) -> tuple[Rate, Rate] | None:
         """What is counted of the limits for a minute; None where nothing is, and was asked for."""
-        found = [Rate() if one is None else one.report(second) for one in (self.requests, self.tokens)]
-        return (found[0], found[1]) if self.is_shared or found[0].asked or found[1].asked else None
+        found = self.requests.report(second), self.tokens.report(second)
+        return found if self.is_shared or found[0].asked or found[1].asked else None
 
-    def reserve(self, tokens: int, cost: int, second: int, today: Periods) -> bool:
-        """Reserves so much for a request that begins now; False where that does not fit."""
-        if (
-            self.open >= self.most_open
-            or ((one := self.day) is not None and one.used(today.day) + tokens > one.most)
-            or ((one := self.month) is not None and one.used(today.month) + tokens > one.most)
-            or ((one := self.cost) is not None and one.used(today.month) + cost > one.most)
-            or (self.requests is not None and not self.requests.take(1, second))
-        ):
-            return False
-        if self.tokens is not None and not self.tokens.take(tokens, second):
-            if self.requests is not None:
-                self.requests.correct(second, -1, second)
-            return False
-        self.open += 1
+    def move(self, second: int, today: Periods) -> None:
+        """It is this second of this day."""
+        self.requests.move(second)
+        self.tokens.move(second)
+        if today is not self.today:
+            self.today = today
+            if self.day is not None:
+                self.day.enter(today.day)
+            for budget in (self.month, self.cost):
+                if budget is not None:
+                    budget.enter(today.month)
+
+    def fits(self, tokens: int, cost: int, second: int, today: Periods) -> bool:
+        """Whether a request that begins now may reserve so much. Finds how much more surely fits."""
+        self.move(second, today)
+        requests, counted, costs = self.requests, self.tokens, self.costs
+        left, money = _NO_LIMIT, _NO_LIMIT
         if self.day is not None:
-            self.day.reserved += tokens
+            left = self.day.most - self.day.used(today.day)
         if self.month is not None:
-            self.month.reserved += tokens
+            left = min(left, self.month.most - self.month.used(today.month))
         if self.cost is not None:
-            self.cost.reserved += cost
+            money = self.cost.most - self.cost.used(today.month)
+        if requests.open >= self.most_open or tokens > left or cost > money:
+            return False
+        if not (requests.fits(1) and counted.fits(tokens)):
+            requests.refused += 1
+            counted.refused += tokens if requests.fits(1) else 0
+            return False
+        requests.sure = min(requests.room, self.most_open + requests.ended)
+        counted.sure = min(counted.room, counted.reserved + left)
+        costs.sure = costs.reserved + money
         return True
 
     def refusal(self, tokens: int, cost: int, second: int, today: Periods, seconds: float) -> Overloaded:
@@ -335,7 +370,7 @@ class Allowance:
                     should_retry="false",
                 )
         for limit, count in ((self.requests, 1), (self.tokens, tokens)):
-            if limit is not None and not limit.fits(count):
+            if not limit.fits(count):
                 return limit.refusal(self.name, count, second)
         month, month_ends = today.month, today.month_ends
         for what, budget, wanted, period, ends, say in (
@@ -352,25 +387,14 @@ class Allowance:
                 )
         raise AssertionError("nothing refuses the request")
 
-    def settle(
-        self, reserved: tuple[int, int], taken: tuple[int, int], begun: int, second: int, today: Periods
-    ) -> None:
-        """A request has ended that began in the second `begun`. reserved, taken: tokens and their cost."""
-        self.open -= 1
-        if self.tokens is not None:
-            self.tokens.correct(begun, taken[0] - reserved[0], second)
-        if self.day is not None:
-            self.day.charge(today.day, reserved[0], taken[0])
-        if self.month is not None:
-            self.month.charge(today.month, reserved[0], taken[0])
-        if self.cost is not None:
-            self.cost.charge(today.month, reserved[1], taken[1])
-            if self.warned != today.month and (spent := self.cost.spent) >= self.warns_at:
-                self.warned = today.month
-                log.warning(
-                    "'%s' has spent %s this month, its soft line is %s.",
-                    *(self.name, shown(spent), shown(self.warns_at)),
-                )
+    def warn(self, budget: Budget, month: int) -> None:
+        """Logs once a month that the soft line was reached."""
+        if self.warned != month and (spent := budget.spent) >= self.warns_at:
+            self.warned = month
+            log.warning(
+                "'%s' has spent %s this month, its soft line is %s.",
+                *(self.name, shown(spent), shown(self.warns_at)),
+            )
 
     def learn(self, answer_tokens: int) -> None:
         """It has had an answer of so many tokens."""
@@ -381,41 +405,86 @@ def _amount(cost: int) -> str:
     return f"a cost of {shown(cost)}"
 
 
-_Counter = TypeVar("_Counter", MinuteLimit, Budget)
-
-
-def _limited(counter: _Counter, most: int | None) -> _Counter | None:
-    counter.most = most or _NO_LIMIT
-    return None if most is None else counter
+def _limited(budget: Budget, most: int | None) -> Budget | None:
+    budget.most = most or _NO_LIMIT
+    return None if most is None else budget
 
 
 def reserve(
     allowances: Sequence[Allowance], tokens: int, second: int, today: Periods, seconds: float, cost: int = 0
 ) -> None:
     """With all allowances, or with none. cost: in nano-units. Raises: RateLimited, QuotaExhausted."""
-    for number, one in enumerate(allowances):
-        if not one.reserve(tokens, cost, second, today):
-            for other in allowances[:number]:
-                other.settle((tokens, cost), (0, 0), second, second, today)
-                if other.requests is not None:
-                    other.requests.correct(second, -1, second)
+    for one in allowances:
+        requests, counted = one.requests, one.tokens
+        number, amount = requests.reserved + 1, counted.reserved + tokens
+        if second != requests.second:
+            one.move(second, today)
+        if (
+            number > requests.sure
+            or amount > counted.sure
+            or (one.cost is not None and one.costs.reserved + cost > one.costs.sure)
+        ) and not one.fits(tokens, cost, second, today):
+            begun = allowances[: allowances.index(one)]
+            settle(begun, (tokens, cost), (0, 0), second, second, today)
+            for other in begun:
+                other.requests.correct(second, -1)
             raise one.refusal(tokens, cost, second, today, seconds)
+        requests.reserved, counted.reserved = number, amount
+        if one.cost is not None:
+            one.costs.reserved += cost
+
+
+def settle(
+    allowances: Sequence[Allowance],
+    reserved: tuple[int, int],
+    taken: tuple[int, int],
+    begun: int,
+    second: int,
+    today: Periods,
+) -> None:
+    """A request has ended that began in the second `begun`. reserved, taken: tokens and their cost."""
+    tokens, took = reserved[0], taken[0]
+    for one in allowances:
+        counted = one.tokens
+        if second != counted.second or today is not one.today:
+            one.move(second, today)
+        one.requests.ended += 1
+        counted.ended += tokens
+        counted.taken += took
+        if took != tokens:
+            counted.correct(begun, took - tokens)
+        if (budget := one.cost) is not None:
+            costs = one.costs
+            costs.ended += reserved[1]
+            costs.taken += taken[1]
+            costs.sure -= taken[1] - reserved[1]
+            if one.warns_at < _NO_LIMIT:
+                one.warn(budget, today.month)
 
 
 def headers(allowances: Sequence[Allowance], second: int) -> list[Field]:
     """OpenAI's `x-ratelimit-*`, of the allowances that have least left: what a refusal would go by. Budgets
     above their soft lines.
     """
-    requests = tokens = None
+    requests: MinuteLimit | None = None
+    tokens: MinuteLimit | None = None
+    warns = False
+    fewest = least = _NO_LIMIT >> 1
     for one in allowances:
-        if one.requests is not None:
-            requests = one.requests.tighter(requests, second)
-        if one.tokens is not None:
-            tokens = one.tokens.tighter(tokens, second)
-    fields = [] if requests is None else [*requests.headers(second)]
+        limit = one.requests
+        if second != limit.second:
+            limit.move(second)
+            one.tokens.move(second)
+        if (left := limit.room - limit.reserved) < fewest:
+            fewest, requests = left, limit
+        limit = one.tokens
+        if (left := limit.room - limit.reserved) < least:
+            least, tokens = left, limit
+        warns = warns or one.warns_at < _NO_LIMIT
+    fields = [*requests.headers(second)] if requests is not None else []
     if tokens is not None:
         fields += tokens.headers(second)
-    for one in allowances:
+    for one in allowances if warns else ():
         if one.warns_at < _NO_LIMIT and one.cost is not None and (spent := one.cost.spent) >= one.warns_at:
             most = f"; limit={shown(one.cost.most)}" if one.cost.most < _NO_LIMIT else ""
             text = f"{one.name}; spent={shown(spent)}; soft={shown(one.warns_at)}{most}"

@@ -88,6 +88,7 @@ class UsageCounters:
         self._sent: Settlement | None = None
         self._number = 0
         self._knows = False  # the totals of all allowances
+        self._sums: dict[str, list[int]] = {}  # of what was sent
 
     def row(self, tenant: str, key: str, model: str, adapter: str, tier: str, seconds: float) -> UsageRow:
         """To add to, now. seconds: since 1970."""
@@ -97,10 +98,25 @@ class UsageCounters:
             found = self._rows[name] = UsageRow()
         return found
 
+    def sums(self) -> dict[str, list[int]]:
+        """By tenant, since the process began: requests, and tokens of prompts, cached ones and of answers."""
+        found = {tenant: [*counts] for tenant, counts in self._sums.items()}
+        self._add_rows(found)
+        return found
+
+    def _add_rows(self, sums: dict[str, list[int]]) -> None:
+        for key, row in self._rows.items():
+            one = sums.setdefault(key[1], [0, 0, 0, 0])
+            one[0] += row.requests
+            one[1] += row.prompt_tokens
+            one[2] += row.cached_tokens
+            one[3] += row.output_tokens
+
     def settlement(self, allowances: Mapping[str, Allowance], now: float) -> Settlement:
         """What to send: the same again until `settled`. allowances: in this process."""
         if self._sent is not None:
             return self._sent
+        self._add_rows(self._sums)
         rows, self._rows = self._rows, {}
         changes, self.changes = self.changes, []
         names = {name for key in rows for name in (key[1], f"{key[1]}/{key[2]}")} & allowances.keys()

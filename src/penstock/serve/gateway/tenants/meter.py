@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from penstock.serve.tenancy.fairness import Charge, price
+from penstock.serve.tenancy.fairness import OUTPUT, Charge
 from penstock.serve.tenancy.keys import Grant
 
 _USAGE = b'"usage"'
@@ -26,13 +25,8 @@ _EVENT, _EVENT_END = b"data: ", b"\n\n"
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\]')
 
 
-class TokenCounts(NamedTuple):
-    """Of one request. cached: of the prompt's. seconds: of audio."""
-
-    prompt: int = 0
-    cached: int = 0
-    output: int = 0
-    seconds: int = 0
+TokenCounts = tuple[int, int, int, int]
+"""Of one request: of its prompt, of this those that were cached, of its answer; seconds of audio."""
 
 
 @dataclass(slots=True)
@@ -66,7 +60,9 @@ class RequestMeter(Charge):
         tier: str,
     ) -> None:
         """answer: its tokens, as expected. reserved: tokens and their cost, in the second `begun`."""
-        super().__init__(grant.tenant, grant.tenants.weight, price(asked.prompt_tokens, 0, answer))
+        self.account = None
+        self.tenant, self.weight = grant.tenant, grant.tenants.weight
+        self.price = asked.prompt_tokens + OUTPUT * answer
         self.grant = grant
         self.reserved = reserved
         self.begun = begun
@@ -112,15 +108,17 @@ class RequestMeter(Charge):
         output = int(given(b"completion_tokens") or given(b"output_tokens", 0))
         cached = int(given(b"cached_tokens") or given(b"cache_read_input_tokens", 0))
         seconds = int(given(b"seconds", 0))
+        if prompt and output:
+            return prompt, cached, output, seconds
         asked = self._asked
-        if asked.answer_tokens != 0 and answered and not (prompt and output):
+        if asked.answer_tokens != 0 and answered:
             if prompt is None:
                 prompt = asked.prompt_tokens
             if asked.streams:
                 output = output or self._events
             else:  # of which nothing has been relayed, or that a replica works on in the background
                 output = output or min(self.reserved[0] - prompt, int(self.grant.tenants.answer_tokens))
-        return TokenCounts(prompt or 0, cached, max(0, output), seconds)
+        return prompt or 0, cached, max(0, output), seconds
 
 
 def _without_event(body: bytes, at: int) -> bytes:

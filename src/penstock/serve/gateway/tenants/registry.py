@@ -12,6 +12,8 @@ import logging
 import os
 import pwd
 import time
+from collections import Counter
+from collections.abc import Sequence
 
 from penstock import progress
 from penstock.config import GatewayConfig
@@ -22,7 +24,7 @@ from penstock.metrics import GatewayMetrics
 from penstock.serve.gateway.tenants.meter import Asked, RequestMeter, TokenCounts
 from penstock.serve.tenancy.fairness import price as weighed
 from penstock.serve.tenancy.keys import DEFAULT_TENANT, Grant, KeyTable, changes
-from penstock.serve.tenancy.limits import Periods, reserve
+from penstock.serve.tenancy.limits import DAY_S, Periods, reserve, settle
 from penstock.serve.tenancy.prices import PriceList
 from penstock.serve.tenancy.reporting import Settle, UsageReporter
 from penstock.tiers import DEFAULT
@@ -48,7 +50,9 @@ class Tenants:
         self._state: State = None
         self._known: KeysConfig | None = None
         self._today = Periods.at(time.time())
-        self._shown: dict[str, list[int]] = {}
+        self._begins = 0.0
+        self._shown, self._named = dict[str, Sequence[int]](), set[str]()
+        self._refused = Counter[str]()
         self._watching: asyncio.Task[None] | None = None
         self.keys = KeyTable()
         self.usage = UsageReporter(settle, lambda: self.keys.allowances)
@@ -125,7 +129,7 @@ class Tenants:
         try:
             reserve(grant.limited, tokens, second, self._day(seconds), seconds, cost)
         except Overloaded:
-            self._show(grant.tenant)[4] += 1
+            self._refused[grant.tenant] += 1
             self.usage.hurry()
             raise
         expected = mean if answer is None or answer > mean else answer
@@ -137,7 +141,6 @@ class Tenants:
         row.requests += 1
         row.errors += 1
         row.refused += 1
-        self._show(grant.tenant)[0] += 1
 
     def end(
         self, meter: RequestMeter, model: str, tokens: TokenCounts, *, failed: bool, reached: bool = True
@@ -150,9 +153,7 @@ class Tenants:
         price, today = self._prices.find(model, meter.adapter), self._day(seconds)
         prompt, cached, output, audio_s = tokens
         cost = 0 if price is None else price.cost(prompt, cached, output, audio_s)
-        taken = prompt + output, cost
-        for one in grant.limited:
-            one.settle(meter.reserved, taken, meter.begun, second, today)
+        settle(grant.limited, meter.reserved, (prompt + output, cost), meter.begun, second, today)
         meter.settle(weighed(prompt, cached, output))
         row = self.usage.counters.row(grant.tenant, grant.name, model, meter.adapter, meter.tier, seconds)
         row.requests += 1
@@ -160,40 +161,36 @@ class Tenants:
         if failed:
             row.errors += 1
             row.refused += not reached
-        shown = self._show(grant.tenant)
-        shown[0] += 1
-        shown[1] += prompt
-        shown[2] += cached
-        shown[3] += output
-        if output and not failed:
+        elif output:
             grant.tenants.learn(output)
 
     def _day(self, seconds: float) -> Periods:
-        today = self._today
-        if not today.day_ends - 86_400 <= seconds < today.day_ends:
-            today = self._today = Periods.at(seconds)
-        return today
+        if not self._begins <= seconds < self._today.day_ends:
+            self._today = Periods.at(seconds)
+            self._begins = self._today.day_ends - DAY_S
+        return self._today
 
     # -- usage
-
-    def _show(self, tenant: str) -> list[int]:
-        """Counts for the metrics: requests, tokens (prompt, cached, output), refusals."""
-        found = self._shown.get(tenant)
-        if found is None:
-            name = tenant if len(self._shown) < _MOST_SHOWN else _REST
-            found = self._shown.setdefault(name, [0] * 5)
-        return found
 
     def count(self) -> None:
         """Brings the metrics up to date."""
         metrics = self._metrics
-        for tenant, counts in self._shown.items():
-            requests, prompt, cached, output, refused = counts
-            counts[:] = [0] * 5
-            metrics.tenant_requests.labels(tenant).inc(requests)
-            metrics.tenant_refusals.labels(tenant).inc(refused)
-            for kind, tokens in (("prompt", prompt), ("cached", cached), ("output", output)):
-                metrics.tenant_tokens.labels(tenant, kind).inc(tokens)
+        for tenant, counts in self.usage.counters.sums().items():
+            name = self._name(tenant)
+            before, self._shown[tenant] = self._shown.get(tenant, (0, 0, 0, 0)), counts
+            requests, *tokens = (now - then for now, then in zip(counts, before, strict=True))
+            metrics.tenant_requests.labels(name).inc(requests)
+            for kind, count in zip(("prompt", "cached", "output"), tokens, strict=True):
+                metrics.tenant_tokens.labels(name, kind).inc(count)
+        refused, self._refused = self._refused, Counter()
+        for tenant, count in refused.items():
+            metrics.tenant_refusals.labels(self._name(tenant)).inc(count)
+
+    def _name(self, tenant: str) -> str:
+        """In the metrics."""
+        if len(self._named) < _MOST_SHOWN:
+            self._named.add(tenant)
+        return tenant if tenant in self._named else _REST
 
 
 async def read_keys(config: GatewayConfig) -> FoundKeys:
