@@ -85,6 +85,8 @@ applications:
         - models/qwen-0.5b.yaml
 ```
 
+Editors complete and check all three by [a JSON schema](../operate/fleet-file.md#in-an-editor).
+
 In Python: `LLMConfig(model_loading_config={"model_id": "qwen-0.5b"}, ...)`,
 `penstock.config.load_configs("config.yaml")`. A model id that is used twice, and a key that is given twice,
 are faults too.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from dataclasses import replace
@@ -224,6 +225,18 @@ def check(
 
     sources, engine_words = split(words)
     return report(sources, engine_words, gpu=gpu, as_json=as_json)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of the files that `penstock serve` takes, with which editors complete and check.
+
+    - `penstock schema > fleet.schema.json`, and `# yaml-language-server: $schema=fleet.schema.json` as the
+    first line of the file beside it
+    """
+    from penstock.config.fleet.editor_schema import editor_schema
+
+    print(json.dumps(editor_schema(), indent=1))
 
 
 app.command()(doctor)

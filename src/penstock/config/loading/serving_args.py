@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path as File
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -22,6 +22,9 @@ from penstock.errors import ConfigError
 
 MODELS, MODEL, PREFILL, DECODE = FORMS = "llm_configs", "llm_config", "prefill_config", "decode_config"
 """Keys of a mapping that are models: many; one; one in two halves."""
+
+
+_Models = Annotated[list[LLMConfig | str], Field(min_length=1)]
 
 
 class IngressClsConfig(StrictModel):
@@ -55,7 +58,7 @@ class LLMServingArgs(RootConfig):
         IngressClsConfig, "Your own class in the gateway's place. See docs/serve/preprocessing.md."
     )
 
-    @field_validator("jobs", mode="before")
+    @field_validator("jobs", mode="before", json_schema_input_type=JobsConfig | Literal["off", False] | None)
     @classmethod
     def _off(cls, value: Any) -> Any:
         """YAML reads `off` as false."""
@@ -86,7 +89,7 @@ class LLMServingArgs(RootConfig):
         args._location = where
         return args
 
-    @field_validator("llm_configs", mode="before")
+    @field_validator("llm_configs", mode="before", json_schema_input_type=_Models)
     @classmethod
     def _each_model(cls, entries: Any, info: ValidationInfo) -> Any:
         """Reads every entry, so that one error has the faults of all."""

@@ -12,7 +12,7 @@ from penstock.config.schema.model import LLMConfig
 from penstock.config.schema.versions import VersionConfig, own_fields
 
 _OF_MODEL = ("versions", "sticky", "canary", "shadow")
-_SHARED = (*_OF_MODEL, "aliases", "fallbacks", "version")
+SHARED = (*_OF_MODEL, "aliases", "fallbacks", "version")
 """Fields that a version cannot have of its own."""
 
 
@@ -35,7 +35,7 @@ def _version(
 ) -> LLMConfig:
     own, model = own_fields(entry), config.model_id
     for name in own:
-        if name in _SHARED:
+        if name in SHARED:
             raise (location / name).fault(f"{name} belongs to the model; write it above `versions`.")
     loading = _plain(own.get("model_loading_config", {}))
     if isinstance(loading, Mapping) and "model_id" in loading:

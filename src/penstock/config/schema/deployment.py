@@ -7,7 +7,7 @@ signature of the installed Ray. The dict that the user wrote goes to Serve as it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Optional, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -32,6 +32,9 @@ def _refused(sentence: str) -> Any:
 def _auto(value: object) -> object:
     """`num_replicas: auto` fixes no number, so it needs no check and goes with an autoscaling_config."""
     return None if value == "auto" else value
+
+
+_Count = Optional[Annotated[int, Field(ge=1)] | Literal["auto"]]  # noqa: UP045 - of values, not of types
 
 
 class AutoscalingOptions(StrictModel):
@@ -143,7 +146,7 @@ class DeploymentOptions(StrictModel):
     """The options of `ray.serve.deployment`."""
 
     name: str | None = optional("Name of the deployment.", min_length=1)
-    num_replicas: Annotated[int | None, BeforeValidator(_auto)] = optional(
+    num_replicas: Annotated[int | None, BeforeValidator(_auto, _Count)] = optional(
         'Fixed number of replicas, or "auto".', ge=1
     )
     autoscaling_config: Autoscaling | None = optional("Replicas between a minimum and a maximum.")

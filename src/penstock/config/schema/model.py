@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast, get_args
 
-from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from penstock.config.messages.location import Location
 from penstock.config.messages.problems import CheckedDict, unknown
@@ -44,12 +44,11 @@ from penstock.config.schema.sections import (
 )
 from penstock.config.schema.strict import RootConfig, optional, section, setting
 from penstock.config.schema.versions import (
-    CanaryConfig,
-    ShadowConfig,
+    Canary,
+    Shadow,
     Sticky,
     VersionConfig,
     VersionEntry,
-    named,
     own_fields,
 )
 
@@ -105,11 +104,11 @@ class LLMConfig(RootConfig):
     sticky: Sticky = setting(
         "none", "Which requests stay with one version: those of a `user`, or of a `session`."
     )
-    shadow: Annotated[ShadowConfig | None, BeforeValidator(named)] = optional(
+    shadow: Shadow | None = optional(
         "The version that answers some requests for the others as well, unseen by clients: its name, or a "
         "section."
     )
-    canary: Annotated[CanaryConfig | None, BeforeValidator(named)] = optional(
+    canary: Canary | None = optional(
         "The version whose share grows by steps while it does as well as the others, and which gets none "
         "when it does not: its name, or a section."
     )

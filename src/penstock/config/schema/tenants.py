@@ -152,7 +152,7 @@ class KeyConfig(StrictModel):
         "Endpoints that it may use. `metrics` and `admin` must be given, and see all tenants.",
         min_length=1,
     )
-    expires: Annotated[float | None, BeforeValidator(_seconds)] = optional(
+    expires: Annotated[float | None, BeforeValidator(_seconds, float | str | None)] = optional(
         "Date or time, in UTC unless it says otherwise, from which it is refused."
     )
     limits: LimitsConfig = section(LimitsConfig, "Of this key.")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from penstock.config.schema.paths import LocalFile
 from penstock.config.schema.strict import StrictModel, optional, setting
@@ -55,9 +55,13 @@ class ShadowConfig(StrictModel):
     answers: LocalFile | None = optional("File to which both answers are appended, as JSON Lines.")
 
 
-def named(value: object) -> object:
+def _named(value: object) -> object:
     """`canary: b` is `canary: {version: b}`."""
     return {"version": value} if isinstance(value, str) else value
+
+
+Canary = Annotated[CanaryConfig | None, BeforeValidator(_named, CanaryConfig | VersionName | None)]
+Shadow = Annotated[ShadowConfig | None, BeforeValidator(_named, ShadowConfig | VersionName | None)]
 
 
 class VersionConfig(StrictModel):
