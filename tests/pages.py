@@ -52,7 +52,7 @@ penstock() {
         serve) stays service "^Serving " env penstock "$@" --port 8000 ;;
         chat) echo "What is Penstock?" | env penstock "$@" --url 127.0.0.1:8000 ;;
         models | status | ctl | batches | usage) env penstock "$@" --url 127.0.0.1:8000 ;;
-        plan | apply | history | rollback | audit) env penstock "$@" --url 127.0.0.1:8000 ;;
+        plan | apply | add | remove | history | rollback | audit) env penstock "$@" --url 127.0.0.1:8000 ;;
         bench) env penstock "$@" --concurrency 2 --warmup 0 --seconds 1 ;;
         *) env penstock "$@" ;;
     esac

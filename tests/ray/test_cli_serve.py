@@ -13,6 +13,7 @@ from pathlib import Path
 
 import openai
 import pytest
+import yaml
 from ray import serve
 from tests.cluster import Cluster, own_applications
 from tests.ray.command import Command, ask, client, serving
@@ -31,7 +32,7 @@ def noted(tmp_path_factory: pytest.TempPathFactory) -> str:
 def service(cluster: Cluster, port: int, noted: str) -> Iterator[Command]:
     words = ["echo", "--engine", "sim", "--port", str(port), "--api-key", "secret", *SLOW]
     guest = ["--address", cluster.address, "--name", "cli"]
-    with own_applications(), serving(*words, *guest, TMPDIR=noted) as command:
+    with own_applications(), serving(*words, *guest, TMPDIR=noted, PENSTOCK_ADMIN_KEY="admin") as command:
         yield command
 
 
@@ -51,6 +52,35 @@ def test_printed_curl_line_works(service: Command, port: int):
         ["bash", "-c", f"export PENSTOCK_API_KEY=secret; {line}"], capture_output=True, text=True, timeout=60
     )
     assert '"content":"What is Penstock?"' in answer.stdout.replace(": ", ":")
+
+
+def test_a_service_without_a_file_is_changed_until_it_ends(service: Command, port: int, noted: str):
+    def run(*words: str) -> str:
+        line = [
+            sys.executable,
+            "-m",
+            "penstock.cli",
+            *words,
+            "--url",
+            f"localhost:{port}",
+            "--admin-key",
+            "admin",
+        ]
+        environment = {**os.environ, "TMPDIR": noted}
+        done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    said = run("add", "other", "--engine", "sim", "--alias", "more")
+    assert "No file says so" in said
+    _, _, shown = said.partition("the fleet is:\n\n")
+    assert [one["model_loading_config"]["model_id"] for one in yaml.safe_load(shown)["llm_configs"]] == [
+        "echo",
+        "other",
+    ]
+    assert "".join(ask(port, "water flows", "more")) == "water flows"
+    run("remove", "other")
+    assert [model.id for model in client(port).models.list()] == ["echo"]
 
 
 def test_every_phase_is_shown_with_its_seconds(service: Command):

@@ -248,3 +248,27 @@ def batch(url: str, model: str, count: int) -> list[str]:
     wait_until(lambda: client.batches.retrieve(made.id).status in ("completed", "failed"), 120)
     answers = client.files.content(client.batches.retrieve(made.id).output_file_id).text.splitlines()
     return [json.loads(line)["response"]["body"]["choices"][0]["text"] for line in answers]
+
+
+@pytest.mark.parity("X27")
+def test_a_model_is_added_and_removed_and_the_file_says_so(service: Service, tmp_path: Path):
+    service.write(a={}, b={})
+    text = f"# Ours.\n{service.file.read_text()}gateway: {{}}  # as it is\n"
+    service.file.write_text(text)
+    service.run("apply", str(service.file), "--take-over")
+    before = service.pids()
+    (tmp_path / "mine").mkdir()
+    said = service.run(
+        "add", str(tmp_path / "mine"), "--engine", "sim", "--alias", "z", "--file", str(service.file)
+    )
+    assert "mine: added" in said
+    assert service.ask("z").json()["model"] == "z"
+    assert service.file.read_text().startswith("# Ours.\nllm_configs:\n")
+    assert "Nothing changes." in service.run("apply", str(service.file))
+    service.run("remove", "mine", "--file", str(service.file))
+    assert service.ask("z").status_code == 404
+    assert service.file.read_text() == text
+    assert service.pids() == before
+    assert "a, b" in service.run("remove", "no-such", "--file", str(service.file), code=2)
+    service.write(a={"aliases": ["other"]}, b={})
+    assert "beside 'b', too: a" in service.run("remove", "b", "--file", str(service.file), code=2)

@@ -23,8 +23,8 @@ if os.fork() == 0:
     from penstock.cli.models.options import Arguments
     from penstock.cli.models.plan import make_plan
     from penstock.cli.serve import started
-    plan = make_plan(Arguments(sources=("echo",), engine="sim", port=int(sys.argv[2])))
-    started.note(Path(sys.argv[1]), plan, "app", sys.argv[1])
+    arguments = Arguments(sources=("echo",), engine="sim", port=int(sys.argv[2]), name="app")
+    started.note(Path(sys.argv[1]), make_plan(arguments), arguments, sys.argv[1])
     print("noted", flush=True)
     os._exit(0)
 os.wait()

@@ -20,6 +20,7 @@ from penstock.cli.client.bench import bench
 from penstock.cli.client.chat import chat
 from penstock.cli.client.ctl import ctl
 from penstock.cli.client.fleet import apply, audit, history, plan, rollback
+from penstock.cli.client.fleet_models import add, remove
 from penstock.cli.client.keys import keys
 from penstock.cli.client.status import show_models
 from penstock.cli.client.usage import usage
@@ -242,7 +243,7 @@ def schema() -> None:
 app.command()(doctor)
 app.command()(cache)
 app.command(name="version")(show_versions)
-for command in (plan, apply, history, rollback, audit):
+for command in (plan, apply, add, remove, history, rollback, audit):
     app.command()(by_fields(command))
 app.command()(by_fields(kuberay))
 app.command()(by_fields(bench))

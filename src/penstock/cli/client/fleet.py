@@ -22,8 +22,8 @@ _LOOK_S = 0.5
 _FAILED, _CHANGES = 1, 3
 _COLORS = {"added": "green", "removed": "red", "rolled": "yellow", "scaled": "cyan", "live": "cyan"}
 _FILE = Annotated[str, typer.Argument(metavar="FLEET.yaml", help="The fleet as it should be.")]
-_Wait = Annotated[float, typer.Option(help="Seconds to wait until the fleet is there; 0 for not at all.")]
-_TakeOver = Annotated[bool, typer.Option("--take-over", help="Even while another apply goes on.")]
+Wait = Annotated[float, typer.Option(help="Seconds to wait until the fleet is there; 0 for not at all.")]
+TakeOver = Annotated[bool, typer.Option("--take-over", help="Even while another apply goes on.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def plan(
     - `penstock plan fleet.yaml`
     - `penstock plan fleet.yaml --check --json`
     """
-    found = target.ask("POST", "/plan", {"fleet": _document(file)})
+    found = target.ask("POST", "/plan", {"fleet": read(file)})
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
     else:
@@ -70,15 +70,25 @@ def plan(
     return _CHANGES if check and not found["is_empty"] else 0
 
 
-def apply(file: _FILE, target: FleetTarget, *, wait: _Wait = 1800.0, take_over: _TakeOver = False) -> int:
+def apply(file: _FILE, target: FleetTarget, *, wait: Wait = 1800.0, take_over: TakeOver = False) -> int:
     """Change a running service to what the file says. Replicas that need no change stay.
 
     Ends when the fleet is there. Exits with 1 when it is not, and says why, or what holds it up.
 
     - `penstock apply fleet.yaml`
     """
-    fleet = _document(file)
+    fleet = read(file)
     planned = target.ask("POST", "/plan", {"fleet": fleet})
+    return apply_planned(target, fleet, planned, wait, take_over)
+
+
+def apply_planned(
+    target: FleetTarget, fleet: dict[str, Any], planned: dict[str, Any], wait: float, take_over: bool
+) -> int:
+    """Shows the plan of a fleet and applies it, unless the service has changed since. Returns the exit code.
+
+    Raises: Error.
+    """
     _show(planned)
     if planned["is_empty"]:
         return 0
@@ -93,8 +103,8 @@ def rollback(
         int | None, typer.Argument(help="Which.", show_default="the last one that was applied before")
     ] = None,
     *,
-    wait: _Wait = 1800.0,
-    take_over: _TakeOver = False,
+    wait: Wait = 1800.0,
+    take_over: TakeOver = False,
 ) -> int:
     """Apply an earlier version of the fleet again. `penstock history` shows them."""
     body = {"who": _who(), "take_over": take_over} | ({} if version is None else {"version": version})
@@ -123,7 +133,7 @@ def _rows(target: FleetTarget, path: str, *, as_json: bool) -> list[dict[str, An
     return [] if as_json else found
 
 
-def _document(file: str) -> dict[str, Any]:
+def read(file: str) -> dict[str, Any]:
     """What the file says, with the faults that can be found here. Raises: ConfigError."""
     from penstock.config import load_applications
     from penstock.config.fleet.document import document

@@ -60,7 +60,7 @@ def run(plan: ServePlan, arguments: Arguments, signals_fd: int) -> int:
     Exit code: 0 after serving, 128 + signal before it, 1 for a failure, 2 for a bad config.
     """
     folder = temporary_folder(started.KIND, outlives=True)
-    started.note(folder, plan, arguments.name)
+    started.note(folder, plan, arguments)
     output = redirect_output(None if arguments.verbose else folder / "serve.log")
     reader = progress.ProgressReader(folder / "progress")
     os.environ |= {progress.ENVIRONMENT: str(reader.path), progress.LOG_ENVIRONMENT: output.err_path}
@@ -83,7 +83,7 @@ class _Command:
     def __init__(self, plan: ServePlan, arguments: Arguments, output: Output, folder: Path) -> None:
         self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._output = output
-        self._note = partial(started.note, folder, plan, arguments.name)
+        self._note = partial(started.note, folder, plan, arguments)
         self._began = psutil.Process(os.getppid()).create_time() - time.time() + time.monotonic()
         self._as_json = plan.gateway.log_format == "json"
         self._quiet, self._silence_s = arguments.quiet, _SILENCE_S

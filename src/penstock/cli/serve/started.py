@@ -17,7 +17,8 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from penstock.cli.models.plan import ServePlan
+from penstock.cli.models.options import Arguments
+from penstock.cli.models.plan import ServePlan, is_file
 from penstock.errors import ConfigError, Unavailable
 
 KIND = "serve"
@@ -31,7 +32,8 @@ _CLOCK_S = 2.0  # a process's start is counted from the machine's, which a corre
 @dataclass(frozen=True, slots=True)
 class Started:
     """A service. id: of the process that signals go to; begun: its start, in seconds since 1970. name: of its
-    application. logs: where Ray writes on this node, "" before Ray runs.
+    application. logs: where Ray writes on this node, "" before Ray runs. file: all that it was started with,
+    "" for several files or none.
     """
 
     id: int
@@ -40,6 +42,7 @@ class Started:
     models: tuple[str, ...]
     name: str = ""
     logs: str = ""
+    file: str = ""
 
     def process(self) -> psutil.Process | None:
         """None when it has ended, also when another process has its number now."""
@@ -55,11 +58,13 @@ class Started:
         return f"{', '.join(self.models)} at {self.url} (process {self.id})"
 
 
-def note(folder: Path, plan: ServePlan, name: str, logs: str = "") -> None:
+def note(folder: Path, plan: ServePlan, arguments: Arguments, logs: str = "") -> None:
     """Notes this service, which runs below the process that guards it."""
     guard = psutil.Process(os.getppid())
     models = tuple(config.model_id for config in plan.configs)
-    started = Started(guard.pid, guard.create_time(), plan.gateway.local_url, models, name, logs)
+    url, sources = plan.gateway.local_url, arguments.sources
+    file = os.path.abspath(sources[0]) if len(sources) == 1 and is_file(sources[0]) else ""
+    started = Started(guard.pid, guard.create_time(), url, models, arguments.name, logs, file)
     (folder / _NOTE).write_text(json.dumps(asdict(started)))
 
 
