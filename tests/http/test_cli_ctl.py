@@ -127,3 +127,10 @@ def test_refusal_is_a_sentence(service: Recorder, status: int, reply: Any, says:
     done = ctl("status", "--url", service.url)
     assert done.exit_code == 1
     assert says in done.stderr
+
+
+def test_a_fleet_without_an_admin_key_says_so(service: Recorder):
+    refusal = {"error": {"message": "There is no path '/admin/fleet/history' here."}}
+    service.replies["/admin/fleet/history"] = (404, refusal)
+    done = CliRunner().invoke(app, ["history", "--url", service.url])
+    assert "start it with PENSTOCK_ADMIN_KEY" in done.stderr

@@ -92,6 +92,8 @@ def test_logs_are_those_of_the_processes_of_the_only_service(
 ):
     serve(8123)
     (folder,) = tmp_path.glob("penstock-serve-*")
+    assert logs() == 0
+    assert capsys.readouterr().err.startswith("Nothing yet: ")
     serves_own = "INFO 2026-11-28 03:12:08,227 app_LLMRouter so81gadt -- Initialized DeploymentHandle."
     for number, (owner, text) in enumerate(
         {

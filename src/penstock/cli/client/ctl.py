@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 
 from penstock.cli.client.service import Service
 from penstock.cli.models.options import HERE, Json
-from penstock.errors import ConfigError, NotFound
+from penstock.errors import ConfigError
 from penstock.options import by_fields, option
 
 _FAILED = 1
@@ -229,10 +229,5 @@ def _parse_arguments(words: list[str]) -> tuple[list[Any], dict[str, Any]]:
 
 def _request(target: AdminTarget, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
     """The service's response. Raises: Error."""
-    try:
-        service = Service(target.url, target.admin_key, key_hint=_KEY_HINT)
-        return service.json(method, f"/admin/{path}", body, timeout_s=target.timeout_s + _SLACK_S)
-    except NotFound as error:
-        if "path" not in str(error):
-            raise
-        raise NotFound("The service has no admin endpoints: start it with PENSTOCK_ADMIN_KEY set.") from error
+    service = Service(target.url, target.admin_key, key_hint=_KEY_HINT)
+    return service.json(method, f"/admin/{path}", body, timeout_s=target.timeout_s + _SLACK_S)

@@ -92,7 +92,10 @@ class Service:
         except ValueError:
             found = None
         if not isinstance(found, dict) or "error" in found:
-            raise self._error(status, content)
+            error = self._error(status, content)
+            if path.startswith("/admin/") and isinstance(error, NotFound) and "no path" in str(error):
+                raise NotFound("The service has no admin endpoints: start it with PENSTOCK_ADMIN_KEY set.")
+            raise error
         return found
 
     def error(self, response: HTTPResponse) -> Error:

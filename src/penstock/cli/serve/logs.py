@@ -1,6 +1,7 @@
 """`penstock logs`: what the processes of a service on this machine write. Knows where Ray keeps it."""
 
 import re
+import sys
 import time
 from collections import deque
 from contextlib import suppress
@@ -48,6 +49,7 @@ def logs(
         raise Unavailable(f"{service} has not started Ray yet; its own output says how far it is.")
     wanted = {*(names or ()), *(deployment_name(name, "") for name in names or ())}
     opened: dict[Path, TextIO] = {}
+    is_empty = True
     with suppress(KeyboardInterrupt):
         while True:
             found = _files(Path(service.logs), service.name)
@@ -63,7 +65,10 @@ def logs(
                 lines = opened.get(file) or opened.setdefault(file, file.open(errors="replace"))
                 for line in deque((line for line in lines if not _OF_SERVE.match(line)), _SHOWN_LINES):
                     print(f"{name} | {line.rstrip()}", flush=True)
+                    is_empty = False
             if not follow:
+                if is_empty:
+                    print("Nothing yet: no warning, no error, no print of your own.", file=sys.stderr)
                 break
             time.sleep(_LOOK_S)
     return 0
