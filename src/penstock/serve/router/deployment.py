@@ -124,7 +124,7 @@ class RouterDeployment:
         )  # else the class has its own use for it
         changing, made_of = ({"user_config": told}, []) if told is not None else ({}, [live])
         policies = {version.source(config.routing_policy) for config in configs}
-        made_of += [sorted(policies), *(getattr(gateway, name) for name in FIXED if name != "processes")]
+        made_of += [sorted(policies), gateway.port, gateway.log_format]
         bound: dict[str, Any] = {
             "servers": applications,
             "live": live,
@@ -137,6 +137,7 @@ class RouterDeployment:
             made = deployment(LLMJobs, of_jobs, [*made_of, jobs])
             bound["jobs"] = (jobs, made.bind(jobs, live))
         made_of += [self.router, self.ingress, self.extra, gateway.processes > 1, jobs is not None]
+        made_of += [getattr(gateway, name) for name in FIXED if name != "processes"]
         if self.ingress is None:
             return deployment(serve.ingress()(self.router), {**options, **changing}, made_of).bind(**bound)
         lora_paths = {
