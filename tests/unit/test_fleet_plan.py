@@ -204,8 +204,12 @@ def test_new_replicas_start_first_where_there_is_room(free: dict[str, float], su
 
 def test_more_gpus_than_there_are_is_a_fault():
     many = {**GPUS, "deployment_config": {"num_replicas": 5}}
-    found = plan(fleet(model("m", **GPUS)), fleet(model("m", **many)), nodes=NODES, free={"GPU": 2.0})
+    before, after = fleet(model("m", **GPUS)), fleet(model("m", **many))
+    found = plan(before, after, nodes=NODES, free={"GPU": 2.0})
     assert "needs 5 GPUs and the cluster has 4" in found.faults[0]
+    found = plan(before, after, nodes=NODES, free={"GPU": 2.0}, can_grow=True)
+    assert not found.faults
+    assert "needs 5 GPUs and the cluster has 4: what has no room waits" in found.notes[0]
 
 
 def test_a_secret_is_not_shown():

@@ -99,11 +99,14 @@ def plan(
     restarts: Sequence[str] = (),
     nodes: Nodes | None = None,
     free: Mapping[str, float] | None = None,
+    *,
+    can_grow: bool = False,
 ) -> FleetPlan:
     """What happens when the fleet `before` becomes `after`.
 
     restarts: deployments of both whose versions differ. nodes: resources of each node; free: those that
-    nobody holds. Without them nothing is said of room. Raises: ConfigError for a placement that cannot work.
+    nobody holds. Without them nothing is said of room. can_grow: whether there may be more nodes later.
+    Raises: ConfigError for a placement that cannot work.
     """
     old = {config.model_id: config for config in before.llm_configs}
     new = {config.model_id: config for config in after.llm_configs}
@@ -123,10 +126,12 @@ def plan(
     capacity = sum(node.get("GPU", 0) for node in nodes) if nodes is not None else None
     faults, notes = list[str](), list[str]()
     if capacity is not None and gpus[1] > capacity:
-        faults.append(
-            f"The fleet needs {gpus[1]:g} GPUs and the cluster has {capacity:g}: lower `num_replicas` of a "
-            "model, remove one, or give models `on_demand`, which take turns on the same GPUs."
-        )
+        lower = "lower `num_replicas` of a model, remove one, or give models `on_demand`, which take turns."
+        needs = f"The fleet needs {gpus[1]:g} GPUs and the cluster has {capacity:g}: "
+        if can_grow:
+            notes.append(f"{needs}what has no room waits until the cluster grows. If it cannot, {lower}")
+        else:
+            faults.append(f"{needs}{lower}")
     elif capacity is not None and gpus[2] > capacity:
         notes.append(
             f"At the most {gpus[2]:g} GPUs would be in use and the cluster has {capacity:g}: new replicas "

@@ -227,13 +227,14 @@ class FleetVersions:
     async def _planned(self, newest: FleetVersion, fleet: Document) -> FleetPlan:
         def planned() -> FleetPlan:
             before, after = self._served(self._document(newest.version)), self._served(fleet)
-            if after.gateway.keys_file is not None and not self._start().node:  # else it is on another node
+            is_guest = bool(self._start().node)
+            if after.gateway.keys_file is not None and not is_guest:  # else it is on another node
                 keys_file.load(after.gateway.keys_file)
             old, new = (_builders().versions(args) for args in (before, after))
             restarts = [name for name in new if name in old and (new[name] is None or new[name] != old[name])]
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             free = ray.available_resources() if _CAN_SURGE else None
-            return plan(before, after, restarts, nodes, free)
+            return plan(before, after, restarts, nodes, free, can_grow=is_guest)
 
         found = await asyncio.to_thread(planned)
         if newest.outcome == APPLIED:
