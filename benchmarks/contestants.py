@@ -91,6 +91,9 @@ def _haproxy(folder: Path) -> Mapping[str, str]:
     return {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING": "1", **places}
 
 
+BEFORE = "PENSTOCK_BEFORE"
+"""Names the folder of another commit, for a change's before and after."""
+
 CONTESTANTS = (
     Contestant("vllm", "vllm serve", _vllm_server),
     # On CPU it overrides every other executor by "mp".
@@ -104,6 +107,13 @@ CONTESTANTS = (
         "penstock serve, no capabilities",
         penstock_serve,
         environment=lambda folder: {"PENSTOCK_VLLM_CAPABILITIES_OFF": "all"},
+        by_name_only=True,
+    ),
+    Contestant(
+        "penstock-before",
+        "penstock serve of PENSTOCK_BEFORE",
+        penstock_serve,
+        environment=lambda folder: {"PYTHONPATH": os.environ[BEFORE] + "/src"},
         by_name_only=True,
     ),
     Contestant("penstock-serve-run", "Penstock, serve.run", _serve_app("penstock")),

@@ -7,7 +7,8 @@ through `--rounds` times, each time from another contestant on, so that a slow h
 
 With `--together` all are started first, then loaded in turns, `--rounds` times at every stream count, while
 the processes of the others are stopped (SIGSTOP). A slow minute hits all then; starts and memory are not
-measured.
+measured. `PENSTOCK_BEFORE=FOLDER ... --only vllm,penstock-before,penstock --together` compares with another
+commit, whose tree is in FOLDER (`git worktree add`).
 """
 
 from __future__ import annotations
