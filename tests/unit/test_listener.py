@@ -24,6 +24,7 @@ from penstock.request_context import (
 )
 from penstock.serve.http import direct_writer
 from penstock.serve.http.private_listener import PrivateListener
+from penstock.serve.replica.frontend.engine_response import EngineResponse
 from penstock.serve.replica.frontend.listener import Listener
 from penstock.serve.replica.frontend.status_link import StatusSource
 from penstock.transport import link, multiplexer, rows
@@ -385,3 +386,28 @@ async def test_draining_waits_for_what_is_open_and_counts_what_it_cuts(replica: 
     asyncio.get_running_loop().call_later(0.05, replica.go.set)
     assert await listener.drain(0.0) == 1
     assert (await task)[1][link.RETRY] == link.INTERRUPTED
+
+
+async def test_a_stream_that_ends_before_its_client_s_place_leaves_nothing_with_the_multiplexer():
+    sender, sent = multiplexer.StreamSender(), list[asgi.Message]()
+
+    async def direct(message: asgi.Message) -> None:
+        sent.append(message)
+
+    origin = Origin("version", "replica", 1, "seed")
+    response = EngineResponse(
+        direct, sender, 7, lambda: "", "/v1/chat/completions", "default", None, origin, 3
+    )
+    response._recorded.append(())
+    head = {
+        "type": "http.response.start",
+        "status": 200,
+        "headers": [(b"content-type", b"text/event-stream")],
+    }
+    await response.send(head)
+    await response.send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+    await response.send({"type": "http.response.body", "body": b"data: 2\n\n", "more_body": False})
+    response.close()
+    assert sent
+    assert not sender._writable
+    assert not sender._records

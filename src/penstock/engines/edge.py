@@ -13,11 +13,10 @@ from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
 from penstock.engines import foreign
 from penstock.errors import EngineDead, Error
 from penstock.openai.asgi_response import send_error
-from penstock.openai.errors import form
+from penstock.openai.errors import ERROR_EVENTS, form
 
 log = logging.getLogger(__name__)
 
-_ERROR_EVENTS = (b'data: {"error"', b"event: error")
 _LOGGED_BYTES = 2000
 _KEPT = (b"allow", b"x-request-id")
 _NOT_FOUND = 404
@@ -84,7 +83,7 @@ class _Answer:
             self._refusal.append(body)
             if not message.get("more_body"):
                 await self._refuse(b"".join(self._refusal))
-        elif body.startswith(_ERROR_EVENTS):
+        elif body.startswith(ERROR_EVENTS):
             error = self._edge.heard(body, None)
             _log_failure(error.status, body)
             await self.fail(error)

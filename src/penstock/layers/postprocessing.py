@@ -20,12 +20,11 @@ from penstock.errors import Error
 from penstock.hooks import Context, Hook
 from penstock.layers.preprocessing import PATHS, context_of
 from penstock.openai.asgi_response import send_error
-from penstock.openai.errors import form
+from penstock.openai.errors import ERROR_EVENTS, form
 from penstock.request_context import record_tokens, shortcut
 
 _STREAM, _JSON = b"text/event-stream", b"application/json"
 _DATA = b"data: "
-_ERRORS = (b'data: {"error"', b"event: error")
 _KEPT, _INPUT = "/v1/responses/resp_", "/input_items"
 """A stored response that is retrieved is the engine's original."""
 
@@ -114,7 +113,7 @@ class _Answer:
     async def _event(self, event: bytes) -> bytes:
         """One event, processed; nothing where the hook returns None. Errors and `[DONE]` pass unchanged."""
         head, found, data = event.partition(_DATA)
-        if not found or not data.startswith(b"{") or event.startswith(_ERRORS):
+        if not found or not data.startswith(b"{") or event.startswith(ERROR_EVENTS):
             return event + b"\n\n"
         given: Any = self._hook.now(msgspec.json.decode(data), self._context)
         if inspect.isawaitable(given):

@@ -17,6 +17,9 @@ from penstock.errors import BadRequest, Error
 
 CONTENT_TYPE = b"application/json"
 SHOULD_RETRY = b"x-should-retry"
+ERROR_EVENTS = (b'data: {"error"', b"event: error")
+"""With which an event of a stream begins that is an error."""
+
 _FACTS = {"should_retry": SHOULD_RETRY, "allow": b"allow", "www_authenticate": b"www-authenticate"}
 """Of an error, the header fields that say them."""
 

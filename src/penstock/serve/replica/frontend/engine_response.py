@@ -18,6 +18,7 @@ from penstock.asgi import Message, Send
 from penstock.engine_control import DEFAULT_WEIGHTS
 from penstock.errors import Error, Unavailable
 from penstock.openai.asgi_response import send_error
+from penstock.openai.errors import ERROR_EVENTS
 from penstock.request_context import (
     EngineTimings,
     EventFrame,
@@ -37,7 +38,6 @@ from penstock.transport.multiplexer import StreamSender
 
 _DYING_S = 0.3  # errors raised within this time before the engine dies are attributed to its death
 _EVENTS = b"text/event-stream"
-_FAILURES = (b'data: {"error"', b"event: error")
 
 
 @dataclass(eq=False, slots=True)
@@ -99,12 +99,12 @@ class EngineResponse:
             error = Unavailable("This replica cannot continue the stream.")
             await send_error(self.direct, error, self._path, link.turned_away(link.REFUSED))
             return
-        if body.startswith(_FAILURES) or (start and start["status"] >= 500):
+        if body.startswith(ERROR_EVENTS) or (start and start["status"] >= 500):
             await asyncio.sleep(_DYING_S)  # if the engine dies meanwhile, the listener cancels this
         if start is not None:
             self.started = True
             await self.direct({**start, "headers": [*start["headers"], *self._own_headers(start)]})
-        if self._drop and not body.startswith(_FAILURES):
+        if self._drop and not body.startswith(ERROR_EVENTS):
             self._drop -= 1
             if not message.get("more_body"):
                 self._end()  # before the place where the client is: it is cut
@@ -132,6 +132,7 @@ class EngineResponse:
 
     def _end(self) -> None:
         """Whatever the app still sends is dropped."""
+        self.close()
         self._void, self._sender, self.started = True, None, True
 
     def _reported(self, start: Message, body: bytes) -> bytes:
