@@ -29,7 +29,7 @@ class LLM:
             lora_config=SimpleNamespace(max_lora_rank=8),
         )
         self.gate = asyncio.Event()
-        self.turn = asyncio.Lock()
+        self.sleep_lock = asyncio.Lock()
         self.entering = 0
         self.output_processor = SimpleNamespace(request_states={})
         self.asked: list[str] = []

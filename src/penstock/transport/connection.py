@@ -61,7 +61,7 @@ class ReplicaConnection(asyncio.Protocol):
         self._multiplexed = False  # the body comes over the multiplexed connection
         self._stream_ended = False  # ... and has come
         self._message_ended = False
-        self._detached = False
+        self._multiplexer_lost = False
         self.stream_id = 0
         self.finished = False
         self.exchanges = 0
@@ -176,7 +176,7 @@ class ReplicaConnection(asyncio.Protocol):
 
     def attach(self, number: int, hold: Callable[[int, bool], None]) -> None:
         """The next body may come by `feed`. hold: called with `number`, and whether the stream must pause."""
-        self.stream_id, self._hold, self._held, self._detached = number, hold, False, False
+        self.stream_id, self._hold, self._held, self._multiplexer_lost = number, hold, False, False
 
     def feed(self, piece: bytes, last: bool) -> None:
         """A piece of the body that came over the multiplexed connection."""
@@ -199,9 +199,9 @@ class ReplicaConnection(asyncio.Protocol):
             self._hold_stream()
         self._wake()
 
-    def detach(self) -> None:
+    def lose_multiplexer(self) -> None:
         """The multiplexed connection has ended: a body that it carries is lost."""
-        self._detached = True
+        self._multiplexer_lost = True
         if self._multiplexed and not self._stream_ended:
             self.fail("the replica's multiplexed connection has ended")
 
@@ -291,7 +291,7 @@ class ReplicaConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._head = Head(self._parser.get_status_code(), self._headers)
         self._multiplexed = self._hold is not None and self._head.header(STREAM) is not None
-        if self._multiplexed and self._detached:
+        if self._multiplexed and self._multiplexer_lost:
             self.fail("the replica's multiplexed connection has ended")
 
     def on_body(self, body: bytes) -> None:

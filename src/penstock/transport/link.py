@@ -28,7 +28,8 @@ SILENCE_S = 5.0  # without a line for so long, the link counts as lost
 BYTES_PER_TOKEN = 4  # of English text; for shares and estimates only
 _LOOKS = 5  # in that time
 
-# Headers between gateway and replica. Clients can neither send nor receive x-penstock- headers.
+# Headers between gateway and replica. Of x-penstock- headers clients send only the tier's, which the gateway
+# reads, and receive only `x-penstock-model`, which it writes.
 SECRET = b"x-penstock-secret"
 GATEWAY = b"x-penstock-gateway"
 ADAPTER = b"x-penstock-adapter"  # on a request: the adapter's name, URL-quoted; absent for the base model

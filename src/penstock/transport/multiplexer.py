@@ -206,7 +206,7 @@ class StreamReceiver:
             self._carrier = None
             streams, self._streams, self._records = self._streams, {}, {}
             for connection in streams.values():
-                connection.detach()
+                connection.lose_multiplexer()
 
     def _demultiplex(self, frames: bytes) -> bytes:
         """Passes its pieces to each stream, those that came together at once; returns an incomplete frame."""

@@ -21,7 +21,7 @@ from vllm.lora.request import LoRARequest
 from penstock.engine import plain_name
 from penstock.engines import peft, weights
 from penstock.engines.vllm import errors
-from penstock.engines.vllm.frontend.timing import TimedLLM
+from penstock.engines.vllm.frontend.gated_llm import GatedLLM
 from penstock.errors import AdapterBroken, Unsupported
 from penstock.request_context import using_adapter
 
@@ -77,7 +77,7 @@ class LoadedAdapters:
 
     def __init__(
         self,
-        llm: TimedLLM,
+        llm: GatedLLM,
         asleep: Callable[[], bool],
         model_id: str,
         aliases: Collection[str],
@@ -115,7 +115,7 @@ class LoadedAdapters:
             await asyncio.to_thread(lambda: peft.check(path, max_rank, self._base))
         except weights.Broken as error:
             raise peft.refusal(name, str(error)) from error
-        async with self._llm.turn:
+        async with self._llm.sleep_lock:
             if name not in self._loaded:
                 request = LoRARequest(self._register.key(name), self._next_id.inc(1), str(path))
                 if not self._asleep():
@@ -127,7 +127,7 @@ class LoadedAdapters:
         if request is not None:
             while self._runs(request):  # noqa: ASYNC110 - nothing reports it
                 await asyncio.sleep(_LOOK_S)
-            async with self._llm.turn:
+            async with self._llm.sleep_lock:
                 if not self._asleep():
                     await self._llm.remove_lora(request.lora_int_id)
 

@@ -18,7 +18,7 @@ from penstock.engines import weights
 from penstock.engines.vllm import errors
 from penstock.engines.vllm.adapters import LoadedAdapters
 from penstock.engines.vllm.core import failure_reason
-from penstock.engines.vllm.frontend.timing import TimedLLM
+from penstock.engines.vllm.frontend.gated_llm import GatedLLM
 from penstock.errors import (
     BadRequest,
     Conflict,
@@ -37,7 +37,7 @@ class VLLMControl(EngineControl):
 
     def __init__(
         self,
-        llm: TimedLLM,
+        llm: GatedLLM,
         adapters: LoadedAdapters | None,
         refuse_dead: Callable[[], None],
         end_core: Callable[[], Awaitable[None]],
@@ -77,7 +77,7 @@ class VLLMControl(EngineControl):
         if level not in (1, 2):
             raise BadRequest(f"The level of sleep is 1 or 2, not {level}.", param="level")
         self._refuse_in_gang("sleep")
-        async with self._llm.turn:
+        async with self._llm.sleep_lock:
             if self.is_sleeping():
                 return
             self._llm.gate.clear()
@@ -120,7 +120,7 @@ class VLLMControl(EngineControl):
 
     async def wakeup_parts(self, parts: Collection[str]) -> None:
         self._refuse_dead()
-        async with self._llm.turn:
+        async with self._llm.sleep_lock:
             if self.is_sleeping():
                 await self._wake(PARTS.intersection(parts) - self._awake)
 
@@ -174,7 +174,7 @@ class VLLMControl(EngineControl):
     async def pause(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
         self._refuse_dead()
         self._refuse_in_gang("pause")
-        async with self._llm.turn:
+        async with self._llm.sleep_lock:
             if not self.is_sleeping():
                 try:
                     await self._hold(mode, clear_cache)
@@ -196,7 +196,7 @@ class VLLMControl(EngineControl):
 
     async def resume(self) -> None:
         self._refuse_dead()
-        async with self._llm.turn:
+        async with self._llm.sleep_lock:
             if self._paused and not self.is_sleeping():
                 await self._llm.resume_generation()
                 self._llm.gate.set()
@@ -248,7 +248,7 @@ class VLLMControl(EngineControl):
         self._refuse_dead()
         self._refuse_in_gang("take other weights")
         await asyncio.to_thread(_check_weights, source, Path(self._llm.model_config.model))
-        async with self._llm.turn:
+        async with self._llm.sleep_lock:
             if self.is_sleeping():
                 if "weights" in self._awake:
                     await self._replace(source)

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from penstock.engines.vllm.adapters import LoadedAdapters
     from penstock.engines.vllm.control import VLLMControl
     from penstock.engines.vllm.frontend.app import Plan
+    from penstock.engines.vllm.frontend.gated_llm import GatedLLM
     from penstock.engines.vllm.frontend.load import LoadReader, Scheduled
-    from penstock.engines.vllm.frontend.timing import TimedLLM
     from penstock.engines.vllm.rows.responder import RowResponder
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class VLLMEngine:
         self._capabilities = Capabilities({})
         self._core: Core | None = None
         self._plan: Plan | None = None
-        self._llm: TimedLLM | None = None
+        self._llm: GatedLLM | None = None
         self._control: EngineControl = _NotRunning()
         self._app: ASGIApp | None = None
         self._rows: RowResponder | None = None
@@ -165,7 +165,7 @@ class VLLMEngine:
             lambda ended: self._on_death(ended.result()) if core is self._core else None
         )
 
-    async def _guard(self, llm: TimedLLM, plan: Plan, scheduled: Scheduled, control: VLLMControl) -> None:
+    async def _guard(self, llm: GatedLLM, plan: Plan, scheduled: Scheduled, control: VLLMControl) -> None:
         """Kills a core that is stuck: its requests would never be answered."""
         watchdog = Watchdog(
             lambda: self._core.pid if self._core is not None and llm.gate.is_set() else None,
@@ -353,7 +353,7 @@ class VLLMEngine:
             if not call.done():
                 call.set_exception(error)
 
-    async def _end_streams(self, llm: TimedLLM, core: Core | None) -> None:
+    async def _end_streams(self, llm: GatedLLM, core: Core | None) -> None:
         """Ends open streams, which would wait for ever if vLLM's front-end shut down first."""
         handler = llm.output_handler
         if core is None or handler is None or not llm.get_num_unfinished_requests():
@@ -390,7 +390,7 @@ def _plan(config: LLMConfig, shape: Shape, gang: Gang | None) -> Plan:
     return plan(engine, frontend)
 
 
-async def _responder(llm: TimedLLM, app: FastAPI) -> RowResponder | None:
+async def _responder(llm: GatedLLM, app: FastAPI) -> RowResponder | None:
     """None, too, where it cannot be made: the engine answers everything without it."""
     from penstock.engines.vllm.rows.responder import row_responder
 

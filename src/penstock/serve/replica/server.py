@@ -1,7 +1,8 @@
 """One replica: one engine, its own listener, and the methods that handles call.
 
-It stands between Serve, which starts, checks and stops it, and the engine. HTTP requests do not pass through
-here: they go from the gateway to the listener to the engine's app. It names no engine.
+It stands between Serve, which starts, checks and stops it, and the engine. Of the way of HTTP requests,
+from the gateway to the listener to the engine's app, only `_serve` is here: it waits for the engine and
+counts them. It names no engine.
 """
 
 from __future__ import annotations

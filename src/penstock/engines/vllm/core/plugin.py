@@ -50,9 +50,9 @@ def register() -> None:
 def _ask_for_tiles() -> None:
     """Asks Linux for the tile registers of AMX, which a process may use only once it has asked.
 
-    vLLM 0.32's attention in bfloat16 uses them where the CPU has them, and an engine whose matrix products have
-    not asked before dies of an illegal instruction. Where Linux refuses, nothing changes. Remove when vLLM
-    asks. arch_prctl(2), ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA.
+    vLLM 0.32's attention in bfloat16 uses them where the CPU has them, and an engine whose matrix products
+    have not asked before dies of an illegal instruction. Where Linux refuses, nothing changes. Remove when
+    vLLM asks. arch_prctl(2): ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA.
     """
     if platform.machine() == "x86_64":
         ctypes.CDLL(None).syscall(158, 0x1023, 18)

@@ -29,8 +29,8 @@ from penstock.engines.vllm.core import kv_transfer
 from penstock.engines.vllm.core.imports import uncollected
 from penstock.engines.vllm.core.launch import Core
 from penstock.engines.vllm.frontend import additions
+from penstock.engines.vllm.frontend.gated_llm import GatedLLM
 from penstock.engines.vllm.frontend.load import Scheduled
-from penstock.engines.vllm.frontend.timing import TimedLLM
 from penstock.engines.vllm.tokenizing.first_texts import check
 from penstock.errors import EngineStartFailed
 
@@ -84,7 +84,7 @@ def import_rest(plan: Plan, capabilities: Capabilities) -> None:
         check(cached_tokenizer_from_config(model), model.tokenizer, plan.frontend_args.chat_template)
 
 
-def connect(plan: Plan, capabilities: Capabilities, latest: Scheduled, core: Core) -> TimedLLM:
+def connect(plan: Plan, capabilities: Capabilities, latest: Scheduled, core: Core) -> GatedLLM:
     """AsyncLLM over the core, which is ready; its scheduler's numbers are stored in `latest`."""
     more: dict[str, Any] = {}
     if capabilities.has("scheduler_stats"):
@@ -94,7 +94,7 @@ def connect(plan: Plan, capabilities: Capabilities, latest: Scheduled, core: Cor
             return SchedulerLogger(latest)
 
         more["stat_loggers"] = [logger]
-    llm = TimedLLM(
+    llm = GatedLLM(
         plan.vllm_config,
         plan.executor_class,
         log_stats=not plan.engine_args.disable_log_stats,

@@ -1,4 +1,4 @@
-"""Sends Penstock's own requests to vLLM's endpoints without FastAPI's routing and middleware.
+"""Sends requests of a gateway or of batch, which are checked, to vLLM's endpoints past FastAPI's routing.
 
 A short answer costs the front-end some 3 ms, a fifth of it FastAPI's: matching 44 routes, solving
 dependencies, a second set of HTTP metrics. The endpoint gets and returns the same here. A body that fails
@@ -108,7 +108,7 @@ class DirectRoutes:
         answer.begin()
         if scope["path"] == _RESPONSES:
             response_id.set(new_id(current_replica.get(), id_seed.get()))
-        form = self._forms.get(scope["path"]) if _is_ours(scope) else None
+        form = self._forms.get(scope["path"]) if _is_checked(scope) else None
         if form is not None:
             try:
                 scope[_PARSED] = form.validate_python(request)
@@ -159,7 +159,7 @@ def _is_json(scope: Scope) -> bool:
     return kind.strip().lower() == b"application/json"
 
 
-def _is_ours(scope: Scope) -> bool:
+def _is_checked(scope: Scope) -> bool:
     """Whether the request needs none of those layers: a browser's needs CORS headers."""
     return TRUSTED in scope.get("extensions", ()) and b"origin" not in dict(scope["headers"])
 

@@ -16,7 +16,7 @@ from pydantic_core import to_json
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.output_processor import RequestState
 
-from penstock.engines.vllm.frontend.timing import request_state
+from penstock.engines.vllm.frontend.gated_llm import request_state
 from penstock.request_context import EventFrame, Shortcut, shortcut
 
 log = logging.getLogger(__name__)

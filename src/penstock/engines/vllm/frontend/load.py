@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.engine import Load
 
 if TYPE_CHECKING:
-    from penstock.engines.vllm.frontend.timing import TimedLLM
+    from penstock.engines.vllm.frontend.gated_llm import GatedLLM
 
 _COUNTED_S = 0.02
 
@@ -30,7 +30,7 @@ class Scheduled:
 class LoadReader:
     """Unfinished requests are counted; how many of them wait comes from the last scheduler step."""
 
-    def __init__(self, llm: TimedLLM, scheduled: Scheduled | None) -> None:
+    def __init__(self, llm: GatedLLM, scheduled: Scheduled | None) -> None:
         """scheduled: None when vLLM's scheduler does not report."""
         self._llm = llm
         self._scheduled = scheduled

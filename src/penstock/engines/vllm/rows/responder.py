@@ -26,7 +26,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
 from penstock.engines.vllm.frontend.direct_routes import foreign_middleware
-from penstock.engines.vllm.frontend.timing import TimedLLM
+from penstock.engines.vllm.frontend.gated_llm import GatedLLM
 from penstock.engines.vllm.rows.body import BodyWriter, chat_body, completion_body
 from penstock.engines.vllm.rows.bulk import Bulk
 from penstock.engines.vllm.rows.plain import CHAT, COMPLETIONS, Plain, read
@@ -58,7 +58,7 @@ class PlainEndpoint:
 class RowResponder:
     """Of one engine. endpoints: by path, those whose requests may be plain."""
 
-    def __init__(self, llm: TimedLLM, endpoints: dict[str, PlainEndpoint]) -> None:
+    def __init__(self, llm: GatedLLM, endpoints: dict[str, PlainEndpoint]) -> None:
         self._llm = llm
         self._endpoints = endpoints
         renderer: Any = llm.renderer
@@ -152,7 +152,7 @@ class Texts:
         return detokenizer.get_next_output_text(finished=True, delta=False)
 
 
-async def row_responder(llm: TimedLLM, app: FastAPI) -> RowResponder | None:
+async def row_responder(llm: GatedLLM, app: FastAPI) -> RowResponder | None:
     """app: vLLM's. None for an engine whose requests are never plain."""
     counts = getattr(app.state, "enable_server_load_tracking", False)  # at each endpoint
     if not _is_plain(llm.vllm_config) or foreign_middleware(app) or counts:

@@ -11,7 +11,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from penstock.engines.vllm.frontend.timing import TimedLLM
+from penstock.engines.vllm.frontend.gated_llm import GatedLLM
 
 TEXT, PICTURE = {"type": "token"}, {"type": "multimodal"}
 
@@ -23,7 +23,7 @@ async def outcome(monkeypatch: pytest.MonkeyPatch, prompt: Any, tokens: int = 0,
         yield SimpleNamespace(outputs=[SimpleNamespace(finish_reason="error", token_ids=[1] * tokens)])
 
     monkeypatch.setattr(AsyncLLM, "generate", ended)
-    llm: Any = object.__new__(TimedLLM)
+    llm: Any = object.__new__(GatedLLM)
     llm.cut = None
     llm.vllm_config = SimpleNamespace(**{"kv_transfer_config": None, "ec_transfer_config": None} | config)
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))

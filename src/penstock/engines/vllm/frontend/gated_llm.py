@@ -1,7 +1,7 @@
-"""AsyncLLM with timings per request, at no cost per token, a gate for requests, and their classes of work.
+"""AsyncLLM, by which every request enters vLLM: a gate for them, their classes of work, streams that go on.
 
-vLLM keeps one record of timings per request and updates it as the request runs; here it is looked up once,
-when the request is added. Importing this file imports vLLM.
+And a request's timings, at no cost per token: vLLM keeps one record of them and updates it as the request
+runs; here it is looked up once, when the request is added. Importing this file imports vLLM.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ request_state: ContextVar[RequestState | None] = ContextVar("request_state", def
 """Of the request that the running task added to the engine last, if it has one output."""
 
 
-class TimedLLM(AsyncLLM):
+class GatedLLM(AsyncLLM):
     """AsyncLLM, which calls `add_request` for every request, generating or pooling."""
 
     def __init__(self, *args: Any, timed: bool = True, **kwargs: Any) -> None:
@@ -43,7 +43,7 @@ class TimedLLM(AsyncLLM):
         self.gate = asyncio.Event()
         """Set while requests may go to the core."""
         self.gate.set()
-        self.turn = asyncio.Lock()
+        self.sleep_lock = asyncio.Lock()
         """Held by each operation that sleep must not overtake."""
         self.entering = 0
         """Requests that have passed the gate and are not counted as unfinished yet."""
