@@ -115,6 +115,7 @@ def test_an_engines_own_config_restarts_only_that_one(given: dict[str, Any]):
 LIVE: dict[str, Any] = {
     "cors": {"origins": ["https://example.org"]},
     "keys_file": "keys.yaml",
+    "oidc": {"issuer": "https://id.example", "audience": "penstock"},
     "tenants": {"t": {"limits": {"requests_per_minute": 5}}},
     "prices": {"a": {"input": 0.15, "output": 0.6}, "a:legal": {"input": 1}},
     "isolate_cache": True,

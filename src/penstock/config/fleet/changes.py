@@ -71,6 +71,7 @@ GATEWAY: Mapping[str, Cost] = {
     "admin_key": "gateway",
     "keys": "live",
     "keys_file": "live",
+    "oidc": "live",
     "tenants": "live",
     "prices": "live",
     "isolate_cache": "live",

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_v
 from penstock.config.schema.paths import LocalFile
 from penstock.config.schema.settings import SentKey, Settings
 from penstock.config.schema.strict import RootConfig, StrictModel, optional, setting
-from penstock.config.schema.tenants import KeyConfig, Name, PriceConfig, TenantConfig
+from penstock.config.schema.tenants import KeyConfig, Name, OidcConfig, PriceConfig, TenantConfig
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 _REACHED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # what listens on all addresses is reached on this one
@@ -101,6 +101,7 @@ class GatewayConfig(RootConfig):
         "File with more of `keys` and `tenants`, YAML or JSON, which `penstock keys` writes. It is read "
         "again within a second of a change."
     )
+    oidc: OidcConfig | None = optional("Tokens of an identity provider, beside keys of tenants.")
     tenants: dict[Name, TenantConfig] = setting({}, "Limits of tenants.")
     prices: dict[str, PriceConfig] = setting(
         {}, "What requests of tenants cost, by the id of the model, or `MODEL:ADAPTER`."
@@ -149,5 +150,5 @@ class GatewayConfig(RootConfig):
 
     @property
     def keyed(self) -> bool:
-        """Whether there are keys of tenants."""
-        return bool(self.keys) or self.keys_file is not None
+        """Whether there are keys of tenants, or tokens."""
+        return bool(self.keys) or self.keys_file is not None or self.oidc is not None

@@ -10,7 +10,7 @@ from functools import cache
 from hashlib import sha256
 from typing import Annotated, Any, Literal, cast, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from penstock.config.schema.strict import RootConfig, StrictModel, optional, section, setting
 
@@ -114,6 +114,32 @@ class PriceConfig(StrictModel):
     )
     output: float = setting(0.0, "Answers.", ge=0)
     audio_second: float = setting(0.0, "One second of audio that is transcribed or translated.", ge=0)
+
+
+def _protected(url: str) -> str:
+    if not re.match(r"https://[^/]|http://(127\.0\.0\.1|localhost|\[::1\])[:/]", url):
+        raise ValueError("must begin with https://, or be on this machine.")
+    return url
+
+
+_Url = Annotated[str, AfterValidator(_protected)]
+
+
+class OidcConfig(StrictModel):
+    """Tokens (JWT) that clients may send in place of keys. They are signed with keys of the issuer."""
+
+    issuer: _Url = Field(description="URL of the issuer, exactly as in the tokens' `iss`.")
+    audience: str = Field(description="What the tokens' `aud` must name.", min_length=1)
+    jwks_url: _Url | None = optional(
+        "Where the issuer's keys are. Without it, where `/.well-known/openid-configuration` says."
+    )
+    tenant_claim: str = setting("tenant", "Claim that names the tenant.", min_length=1)
+    models_claim: str | None = optional(
+        "Claim with models, as `models` of a key. Without it, all models and adapters."
+    )
+    scopes_claim: str | None = optional(
+        "Claim with scopes; its other words are ignored. Without it, those of a key that names none."
+    )
 
 
 class TenantConfig(StrictModel):

@@ -28,7 +28,7 @@ from penstock.serve.fleet.links import ReplicaLinks
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import admin, routes, stored_responses
-from penstock.serve.gateway.auth import Auth
+from penstock.serve.gateway.auth import Auth, given
 from penstock.serve.gateway.body import BodyBudget, Fields, RequestBody
 from penstock.serve.gateway.catalogue import Catalogue, ServedModel
 from penstock.serve.gateway.dispatch import Choose, Dispatch, UpstreamRequest
@@ -298,6 +298,12 @@ class Gateway:
         return None
 
     async def _answer(self, request: ClientRequest, reply: ClientResponse) -> None:
+        if self._tenants is not None and (tokens := self._tenants.tokens) is not None:
+            found = await tokens.find(given(request))
+            if isinstance(found, errors.Error):
+                request.refusal = found
+            else:
+                request.grant = found
         request.route = route = self._auth.route(request)
         if route.handler == "jobs":
             request.metrics = self._dispatch.metrics.model("").on(route.path)

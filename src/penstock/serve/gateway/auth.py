@@ -75,7 +75,8 @@ class Auth:
     def _has_key(self, request: ClientRequest) -> bool:
         if self._keys is None:
             return _has(request, self._key)
-        request.grant = self._keys.find(_given(request), time.time())
+        if request.grant is None:
+            request.grant = self._keys.find(given(request), time.time())
         return request.grant is not None
 
     def _has_admin_key(self, request: ClientRequest) -> bool:
@@ -86,6 +87,8 @@ class Auth:
         the route.
         """
         if not self._has_key(request):
+            if request.refusal is not None:
+                raise request.refusal
             if self._keys is not None and self._keys.is_partial:
                 raise Unavailable(_NO_KEYS)
             raise _unauthorized()
@@ -102,7 +105,7 @@ class Auth:
             self._check(request, route)
 
 
-def _given(request: ClientRequest) -> bytes:
+def given(request: ClientRequest) -> bytes:
     """The key that the client has sent."""
     bearer = request.fields.get(b"authorization", b"")
     scheme, _, key = bearer.partition(b" ")
@@ -110,7 +113,7 @@ def _given(request: ClientRequest) -> bytes:
 
 
 def _has(request: ClientRequest, wanted: bytes | None) -> bool:
-    return wanted is None or hmac.compare_digest(_given(request), wanted)
+    return wanted is None or hmac.compare_digest(given(request), wanted)
 
 
 def _unauthorized() -> Unauthorized:

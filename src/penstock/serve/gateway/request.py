@@ -51,7 +51,8 @@ class ClientRequest:
         self.picked = ""  # the version of its model, by weight
         self.gone = False
         self.has_key = True  # the API key, where one is configured
-        self.grant: Grant | None = None  # of a tenant's key
+        self.grant: Grant | None = None  # of a tenant's key, or token
+        self.refusal: Error | None = None  # of a token
         self.meter: RequestMeter | None = None  # once it was admitted against the limits of that
 
     @property

@@ -20,6 +20,8 @@ DEFAULT_TENANT = "default"
 
 _ID = slice(7, 15)  # of a hash, as `penstock keys list` shows it
 _MOST_LINES = 100
+_MOST_TOKENS = 10_000
+_NOTHING = TenantConfig()
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _RANDOM_DIGITS, _CHECK_DIGITS = 43, 6  # 256 and 32 bits
 
@@ -96,6 +98,8 @@ class KeyTable:
 
     def __init__(self) -> None:
         self._grants: dict[bytes, Grant] = {}
+        self._tokens: dict[bytes, Grant] = {}  # that were checked, the oldest first
+        self._tenants: Mapping[str, TenantConfig] = {}
         self.allowances: dict[str, Allowance] = {}
         """By `tenant` and `tenant/key`. They keep their counts when keys are read again."""
         self.is_partial = False
@@ -106,29 +110,61 @@ class KeyTable:
 
     def replace(self, keys: Iterable[KeyConfig], tenants: Mapping[str, TenantConfig]) -> None:
         """From now on these keys are known, and no others."""
-        grants: dict[bytes, Grant] = {}
+        self._grants, self._tokens, self._tenants = {}, {}, tenants
         before, self.allowances = self.allowances, {}
-        nothing = TenantConfig()
+        for name, config in tenants.items():  # tokens may name one that has no key
+            self._allowance(name, config.limits, before)
         for key in keys:
-            config = tenants.get(key.tenant, nothing)
-            of_tenant = config.limits
-            allowances = (
-                self._allowance(f"{key.tenant}/{key.name}", key.limits, before),
-                self._allowance(key.tenant, of_tenant, before),
-            )
-            allowances[1].weight = config.weight
-            most = [one.max_tokens for one in (key.limits, of_tenant) if one.max_tokens is not None]
-            grants[bytes.fromhex(key.hash.removeprefix("sha256:"))] = Grant(
+            self._grants[bytes.fromhex(key.hash.removeprefix("sha256:"))] = self._grant(
                 key.tenant,
                 key.name,
                 None if key.models is None else frozenset(key.models),
-                frozenset(key.scopes),
+                key.scopes,
                 math.inf if key.expires is None else key.expires,
-                allowances[1],
-                tuple(one for one in allowances if one.is_limited),
-                min(most, default=None),
+                key.limits,
+                before,
             )
-        self._grants = grants
+
+    def add_token(
+        self,
+        token: bytes,
+        tenant: str,
+        name: str,
+        models: frozenset[str] | None,
+        scopes: Iterable[str],
+        expires: float,
+    ) -> Grant:
+        """Knows a token that was checked, until it expires. Arguments: as of `Grant`."""
+        while len(self._tokens) >= _MOST_TOKENS:
+            del self._tokens[next(iter(self._tokens))]
+        grant = self._grant(tenant, name, models, scopes, expires, None, self.allowances)
+        self._tokens[sha256(token).digest()] = grant
+        return grant
+
+    def forget_tokens(self) -> None:
+        """They are to be checked again."""
+        self._tokens.clear()
+
+    def _grant(
+        self,
+        tenant: str,
+        name: str,
+        models: frozenset[str] | None,
+        scopes: Iterable[str],
+        expires: float,
+        own: LimitsConfig | None,
+        before: Mapping[str, Allowance],
+    ) -> Grant:
+        config = self._tenants.get(tenant, _NOTHING)
+        given = [] if own is None else [(f"{tenant}/{name}", own)]
+        given.append((tenant, config.limits))
+        allowances = [self._allowance(*one, before) for one in given]
+        allowances[-1].weight = config.weight
+        most = [limits.max_tokens for _, limits in given if limits.max_tokens is not None]
+        limited = tuple(one for one in allowances if one.is_limited)
+        return Grant(
+            tenant, name, models, frozenset(scopes), expires, allowances[-1], limited, min(most, default=None)
+        )
 
     def _allowance(self, name: str, limits: LimitsConfig, before: Mapping[str, Allowance]) -> Allowance:
         allowance = self.allowances.get(name) or before.get(name) or Allowance(name)
@@ -141,5 +177,6 @@ class KeyTable:
 
         The time that it takes says nothing of a key: only hashes are compared.
         """
-        grant = self._grants.get(sha256(key).digest())
+        digest = sha256(key).digest()
+        grant = self._grants.get(digest) or self._tokens.get(digest)
         return grant if grant is not None and now < grant.expires else None

@@ -22,6 +22,7 @@ from penstock.config.schema.tenants import USUAL_SCOPES, KeyConfig, KeysConfig, 
 from penstock.errors import ConfigError, Overloaded
 from penstock.metrics import GatewayMetrics
 from penstock.serve.gateway.tenants.meter import Asked, RequestMeter, TokenCounts
+from penstock.serve.gateway.tenants.tokens import IssuedTokens
 from penstock.serve.tenancy.fairness import price as weighed
 from penstock.serve.tenancy.keys import DEFAULT_TENANT, Grant, KeyTable, changes
 from penstock.serve.tenancy.limits import DAY_S, Periods, reserve, settle
@@ -54,6 +55,7 @@ class Tenants:
         self._shown, self._named = dict[str, Sequence[int]](), set[str]()
         self._refused = Counter[str]()
         self._watching: asyncio.Task[None] | None = None
+        self.tokens: IssuedTokens | None = None
         self.keys = KeyTable()
         self.usage = UsageReporter(settle, lambda: self.keys.allowances)
 
@@ -78,6 +80,12 @@ class Tenants:
         self._config, (keys, self._state) = config, found
         self._prices = PriceList(config.prices)
         self._take(keys)
+        if self.tokens is None or self.tokens.config != config.oidc:
+            if self.tokens is not None:
+                self.tokens.close()
+            self.tokens = None if config.oidc is None else IssuedTokens(config.oidc, self.keys)
+            if self.tokens is not None:
+                self.tokens.start()
         file = config.keys_file
         self._watching = asyncio.create_task(self._watch(file)) if file is not None else None
 
@@ -85,6 +93,8 @@ class Tenants:
         """Settles a last time."""
         if self._watching is not None:
             self._watching.cancel()
+        if self.tokens is not None:
+            self.tokens.close()
         await self.usage.close()
 
     # -- keys

@@ -1,0 +1,179 @@
+"""Tokens (JWT) of an OIDC issuer in place of keys. Each is checked once; the table then finds it as it finds
+keys, until it expires.
+
+The issuer's keys are fetched when the gateway starts, from time to time, and for a token that another one has
+signed. While the issuer does not answer, those that were fetched last stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from penstock.config.schema.tenants import NAME, SCOPES, USUAL_SCOPES, OidcConfig
+from penstock.errors import Error, Unauthorized, Unavailable
+from penstock.serve.tenancy.keys import Grant, KeyTable
+
+if TYPE_CHECKING:
+    import jwt
+
+log = logging.getLogger(__name__)
+
+_ALGORITHMS = {"EdDSA", *(f"{kind}{bits}" for kind in ("RS", "PS", "ES") for bits in (256, 384, 512))}
+"""With a public key: one with a shared secret would let the issuer's clients make tokens."""
+
+_LEEWAY_S = 30.0  # between clocks
+_REFRESH_S, _AGAIN_S = 600.0, 5.0  # between fetches; between those for tokens of unknown keys
+_FETCH_S, _MOST_BYTES = 5.0, 1 << 20
+_LONGEST_BYTES = 8192
+_NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+_NO_KEYS = "Tokens cannot be checked now: the issuer's keys could not be fetched. The gateway's log says why."
+
+
+class IssuedTokens:
+    """Used on the gateway's event loop, between `start` and `close`."""
+
+    def __init__(self, config: OidcConfig, table: KeyTable) -> None:
+        self.config = config
+        self._table = table
+        self._known: dict[str, jwt.PyJWK] = {}
+        self._fetching: asyncio.Task[None] | None = None
+        self._fetched_at = 0.0
+        self._watching: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins to fetch the issuer's keys."""
+        self._watching = asyncio.create_task(self._watch())
+
+    def close(self) -> None:
+        for task in (self._watching, self._fetching):
+            if task is not None:
+                task.cancel()
+
+    async def find(self, given: bytes) -> Grant | Error | None:
+        """What a key, or a token, may do. Returns why a token is refused; None for what is neither."""
+        now = time.time()
+        grant = self._table.find(given, now)
+        if grant is not None or given.count(b".") != 2 or len(given) > _LONGEST_BYTES:
+            return grant
+        try:
+            return await self._checked(given, now)
+        except Error as error:
+            return error
+
+    async def _checked(self, token: bytes, now: float) -> Grant:
+        """Raises: Unauthorized, Unavailable."""
+        try:
+            import jwt
+        except ImportError:
+            raise Unavailable(_NO_KEYS) from None
+        try:
+            name = jwt.get_unverified_header(token).get("kid", "")
+            if name not in self._known:
+                await self._fetched()
+            if not self._known:
+                raise Unavailable(_NO_KEYS)
+            key = self._known.get(name)
+            if key is None:
+                raise jwt.InvalidTokenError("its key is none of the issuer's")
+            claims = jwt.decode(
+                token,
+                key,
+                algorithms=[key.algorithm_name],
+                audience=self.config.audience,
+                issuer=self.config.issuer,
+                leeway=_LEEWAY_S,
+                options={"require": ["exp", "iss", "aud"]},
+            )
+        except jwt.PyJWTError as error:
+            raise Unauthorized(f"The token is refused: {error}.", www_authenticate="Bearer") from None
+        return self._take(token, claims)
+
+    def _take(self, token: bytes, claims: dict[str, Any]) -> Grant:
+        """Raises: Unauthorized for a token that names no tenant."""
+        config = self.config
+        tenant = claims.get(config.tenant_claim)
+        if not isinstance(tenant, str) or not re.fullmatch(NAME, tenant):
+            raise Unauthorized(
+                f"The token is refused: its claim '{config.tenant_claim}' must be the name of a tenant.",
+                www_authenticate="Bearer",
+            )
+        name = _NO_NAME.sub("-", str(claims.get("sub", ""))).strip("-._")[:64] or "token"
+        scopes = _words(claims, config.scopes_claim)
+        scopes = USUAL_SCOPES if scopes is None else scopes & set(SCOPES)
+        models, expires = _words(claims, config.models_claim), int(claims["exp"]) + _LEEWAY_S
+        return self._table.add_token(token, tenant, name, models, scopes, expires)
+
+    # -- the issuer's keys
+
+    async def _watch(self) -> None:
+        while True:
+            await self._fetched()
+            await asyncio.sleep(_REFRESH_S if self._known else _AGAIN_S)
+
+    async def _fetched(self) -> None:
+        """Waits for a fetch: one that runs, or a new one, if the last is some seconds ago."""
+        if self._fetching is None or self._fetching.done():
+            if self._fetched_at and time.monotonic() - self._fetched_at < _AGAIN_S:
+                return
+            self._fetched_at = time.monotonic()
+            self._fetching = asyncio.create_task(self._fetch())
+        await asyncio.wait({self._fetching})  # goes on when this caller is cancelled: others wait, too
+
+    async def _fetch(self) -> None:
+        try:
+            known = await self._load()
+        except ImportError:
+            log.error("Tokens cannot be checked without PyJWT: pip install 'penstock[oidc]'.")
+            return
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, aiohttp.ClientError) as error:
+            log.error("Keys of %s cannot be fetched, the last ones stay: %r", self.config.issuer, error)
+            return
+        if known.keys() != self._known.keys():
+            self._table.forget_tokens()  # of a key that was taken back
+        self._known = known
+
+    async def _load(self) -> dict[str, jwt.PyJWK]:
+        """By id. Raises: what reading and parsing raise."""
+        import jwt
+
+        issuer, url = self.config.issuer, self.config.jwks_url
+        limit = aiohttp.ClientTimeout(total=_FETCH_S)
+        async with aiohttp.ClientSession(timeout=limit, trust_env=True) as session:
+            if url is None:
+                about = await _read(session, f"{issuer.rstrip('/')}/.well-known/openid-configuration")
+                if about["issuer"] != issuer:
+                    raise ValueError(f"it calls itself {about['issuer']!r}")
+                url = about["jwks_uri"]
+            given = await _read(session, url)
+        found: dict[str, jwt.PyJWK] = {}
+        for one in given["keys"]:
+            try:
+                key = jwt.PyJWK(one)
+            except (jwt.PyJWTError, ValueError):  # of a kind that nobody here knows
+                continue
+            if key.algorithm_name in _ALGORITHMS and one.get("use", "sig") == "sig":
+                found[one.get("kid", "")] = key
+        if not found:
+            raise ValueError("it has no key with which tokens could be checked")
+        return found
+
+
+async def _read(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    async with session.get(url, allow_redirects=False) as answer:
+        answer.raise_for_status()
+        return json.loads(await answer.content.read(_MOST_BYTES))
+
+
+def _words(claims: dict[str, Any], claim: str | None) -> frozenset[str] | None:
+    """Of a list, or of text with spaces; nothing where it is missing. None where no claim is configured."""
+    if claim is None:
+        return None
+    given = claims.get(claim, ())
+    return frozenset(given.split() if isinstance(given, str) else map(str, given))
