@@ -72,8 +72,8 @@ def _mark(tenant: str) -> str:
 Operate = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """Called with an operation's name and its arguments, `model`, `replica` and `timeout_s` among them."""
 
-PassOn = Callable[[ClientRequest, ClientResponse], Awaitable[None]]
-"""Answers a request in another process."""
+AnswerRequest = Callable[[ClientRequest, ClientResponse], Awaitable[None]]
+"""Answers a request, here or in another process."""
 
 
 class Gateway:
@@ -90,7 +90,7 @@ class Gateway:
         wake: Callable[[str], Awaitable[None]] | None = None,
         routers: Mapping[str, Choose] | None = None,
         shared_figures: Path | None = None,
-        jobs: PassOn | None = None,
+        jobs: AnswerRequest | None = None,
         settle: Settle | None = None,
     ) -> None:
         """unreachable: called with a model's id when a replica on another node refuses TCP connections.
@@ -147,7 +147,7 @@ class Gateway:
             self._figures if self._totals is None else self._totals.total,
             self._auth,
         )
-        self._handlers: dict[Handler, PassOn | None] = {
+        self._handlers: dict[Handler, AnswerRequest | None] = {
             "engine": self._ask_engine,
             "root": own.root,
             "docs": own.docs,
@@ -249,7 +249,7 @@ class Gateway:
         request.metrics = self._unresolved
         error = None
         try:
-            error = await self._attempt(request, reply)
+            error = await self._answer_or_error(request, reply)
             if error is not None:
                 self._show_limits(request, reply)
                 reply.meter = None
@@ -265,7 +265,7 @@ class Gateway:
             request.account(reply, error)
             self._count_version(request, reply)
 
-    async def _attempt(self, request: ClientRequest, reply: ClientResponse) -> errors.Error | None:
+    async def _answer_or_error(self, request: ClientRequest, reply: ClientResponse) -> errors.Error | None:
         """Answers, or returns the error. Foreign exceptions end here: their text goes to the log only.
 
         Raises: ClientGone.
@@ -274,7 +274,7 @@ class Gateway:
         limit = asyncio.timeout(limit_s)
         try:
             async with limit:
-                await self._answer(request, reply)
+                await self._handle(request, reply)
         except errors.Error as error:
             return error
         except ClientGone:
@@ -297,7 +297,7 @@ class Gateway:
             return error
         return None
 
-    async def _answer(self, request: ClientRequest, reply: ClientResponse) -> None:
+    async def _handle(self, request: ClientRequest, reply: ClientResponse) -> None:
         if self._tenants is not None and (tokens := self._tenants.tokens) is not None:
             found = await tokens.find(given(request))
             if isinstance(found, errors.Error):
@@ -318,7 +318,7 @@ class Gateway:
             handle = self._handlers[route.handler]
             assert handle is not None  # else the route would be unknown
             if route.handler == "jobs":
-                self._admit(request, reply, None, "", "", tiers.FLEX)
+                self._reserve(request, reply, None, "", "", tiers.FLEX)
             elif route.handler != "engine":
                 self._show_limits(request, reply)
             await handle(request, reply)
@@ -338,11 +338,11 @@ class Gateway:
             await content.look(kind, free=request.route.own)
             if content.is_object and b"json" not in kind.lower():  # engines may go by it
                 passing = [*(field for field in passing if field[0] != b"content-type"), *JSON]
-            await self._pass_on(request, reply, passing, content)
+            await self._ask_model(request, reply, passing, content)
         finally:
             content.drop()
 
-    async def _pass_on(
+    async def _ask_model(
         self, request: ClientRequest, reply: ClientResponse, passing: Headers, content: RequestBody
     ) -> None:
         route = request.route
@@ -366,7 +366,7 @@ class Gateway:
         tier = self._tier(request, content)
         if content.fields.model == "":
             content.name_model(model.name)  # engines know no empty name
-        self._admit(request, reply, content, model.id, adapter, tier)
+        self._reserve(request, reply, content, model.id, adapter, tier)
         method = "GET" if request.method == "HEAD" else request.method
         upstream = UpstreamRequest(
             request.id,
@@ -409,7 +409,7 @@ class Gateway:
         request.picked = reply.answered_by = picked
         return by_id[picked]
 
-    def _admit(
+    def _reserve(
         self,
         request: ClientRequest,
         reply: ClientResponse,
@@ -453,7 +453,7 @@ class Gateway:
             return
         status = reply.status
         refused = not request.gone if status is None else status >= 400
-        reached = timing.REPLICA in dict(reply.timing.laps)
+        reached = reply.timing.failures > 0 or timing.REPLICA in dict(reply.timing.laps)
         failed = reply.broken or (refused and status is not None)
         tokens = meter.tokens(answered=reached and not refused)
         model = reply.answered_by or (request.metrics.model_id if request.metrics else "")
@@ -497,7 +497,7 @@ class Gateway:
             self._dispatch.splits.ended(picked, failed=failed)
 
     def _tier(self, request: ClientRequest, content: RequestBody) -> Tier:
-        """The request's class, which the body then names. Raises: BadRequest."""
+        """The request's class. The body names it to Responses alone: they repeat it. Raises: BadRequest."""
         named = tiers.of_header(request.fields.get(link.TIER))
         if content.is_object:
             named = named or tiers.of_body(content.fields.service_tier, request.route.path)

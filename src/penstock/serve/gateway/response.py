@@ -42,7 +42,7 @@ class ClientResponse:
         self._send = send
         self.writer = writer
         self._request_id = (b"x-request-id", request_id.encode())
-        self.answered_by = ""  # the id of another model than the one that was asked for
+        self.answered_by = ""  # the fallback or version that answers; "" for the model that was asked for
         self.has_fallback = False  # another model can answer where this one says that it cannot now
         self.timing = timing
         self.first: Buckets | None = None  # counts times to a stream's first byte
