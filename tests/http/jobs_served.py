@@ -78,6 +78,8 @@ class JobsServed:
         self._port: Port
         self.counted = Counter[tuple[str, str]]()
         """Rows and tokens of tenants' batches."""
+        self.budget = 1 << 40
+        """Of both together."""
 
     async def start(self) -> None:
         def resolve(name: str | None, body: bytes) -> tuple[str, str]:
@@ -91,9 +93,10 @@ class JobsServed:
         def resolve_only(names: Sequence[str]) -> Resolve:
             return lambda name, body: resolve(name if name in names else f"not {name}", body)
 
-        def count(record: BatchRecord, counts: RowCounts) -> None:
+        def count(record: BatchRecord, counts: RowCounts) -> bool:
             self.counted[record.tenant, "rows"] += counts.rows
             self.counted[record.tenant, "tokens"] += counts.prompt_tokens + counts.output_tokens
+            return self.counted.total() >= self.budget
 
         self.service = JobService(
             self._config,

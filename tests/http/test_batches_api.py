@@ -99,6 +99,16 @@ async def test_a_cancelled_batch_keeps_what_was_done(jobs):
     await check_each_once(jobs, batch, "batch_cancelled", 60)
 
 
+async def test_a_batch_above_its_tenants_budget_fails_what_is_left(jobs):
+    jobs.budget = 200
+    made = await create(jobs, [line(f"row-{number}", LONG, max_tokens=100) for number in range(60)])
+    batch = await ended(jobs, made.id)
+    assert batch.status == "completed"
+    await check_each_once(jobs, batch, "insufficient_quota", 60)
+    later = await ended(jobs, (await create(jobs, [line("late")])).id)
+    assert (later.request_counts.completed, later.request_counts.failed) == (0, 1)
+
+
 async def test_an_expired_batch_keeps_what_was_done(jobs, monkeypatch):
     monkeypatch.setitem(parameters._UNITS, "m", 1)
     rows = [line(f"row-{number}", LONG, max_tokens=200) for number in range(100)]

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.config import GatewayConfig
 from penstock.config.schema.tenants import (
     KeyConfig,
     KeysConfig,
@@ -22,6 +23,7 @@ from penstock.config.schema.tenants import (
     hashed,
 )
 from penstock.errors import BadRequest, Overloaded, QuotaExhausted, RateLimited
+from penstock.serve.gateway.tenants.registry import Tenants
 from penstock.serve.tenancy import limits
 from penstock.serve.tenancy.keys import KeyTable, changes, is_genuine, new_key
 from penstock.serve.tenancy.limits import Allowance, MinuteLimit, Periods, headers
@@ -557,3 +559,22 @@ def test_an_idle_process_hears_what_others_have_used_whoever_wrote_it(tmp_path: 
         assert known == 10 * (count + 1) if answered else known == 20
     for one in (store, other):
         one.close()
+
+
+@pytest.mark.parametrize(
+    ("limited", "rows"),
+    [({"tokens_per_day": 100}, 4), ({"cost_per_month": 0.3}, 2), ({"open_requests": 1}, 9)],
+)
+async def test_rows_of_a_batch_are_charged_until_a_budget_is_used_up(limited: dict[str, float], rows: int):
+    config = GatewayConfig(
+        keys=[KeyConfig(tenant="a", name="k", hash=hashed("k" * 20))],
+        tenants={"a": TenantConfig(limits=LimitsConfig(**limited))},
+        prices={"m": PriceConfig(output=5000)},
+    )
+    tenants = Tenants(config, None)
+    await tenants.start()
+    used_up = [tenants.add_rows("a", "k", ["m"], UsageRow(1, output_tokens=20)) for _ in range(9)]
+    assert used_up == [number > rows for number in range(1, 10)]
+    (row,) = tenants.usage.counters._rows.values()
+    assert (row.requests, row.output_tokens, row.cost) == (9, 180, nano(0.9))
+    await tenants.close()

@@ -22,7 +22,7 @@ from penstock.data.job.report import JobReport, Limits, ProgressListener, RunSta
 from penstock.data.job.spec import JobSpec
 from penstock.data.results.outcome import Failure
 from penstock.data.storage.paths import StoragePath
-from penstock.errors import Error, NotFound
+from penstock.errors import Error, NotFound, QuotaExhausted
 from penstock.jobs.batches import FOLDER, JOURNAL, BatchStore
 from penstock.jobs.files import FileStore
 from penstock.jobs.records import OUTPUT, BatchRecord, Fault, FileRecord, Status, now_s
@@ -51,13 +51,19 @@ class RowCounts:
         return RowCounts(*(getattr(self, one) - getattr(before, one) for one in self.__slots__))
 
 
-Count = Callable[[BatchRecord, RowCounts], None]
-"""Called with what a batch has completed since the last call."""
+Count = Callable[[BatchRecord, RowCounts], bool]
+"""Called with what a batch has completed since the last call. Returns whether a budget is used up."""
 
-Reason = Literal["cancelled", "expired"]
+Reason = Literal["cancelled", "expired", "quota"]
+_CODES = {
+    "cancelled": "batch_cancelled",
+    "expired": "batch_expired",
+    "quota": QuotaExhausted.code,
+}
 _LEFT = {
     "cancelled": "The batch was cancelled before this request was done.",
     "expired": "This request was not done before the completion window of the batch ended.",
+    "quota": "A budget of the tenant was used up before this request was done. Its operator can raise it.",
 }
 _GRACE_S = 30.0
 """For running requests, after a cancel or at the end of the window."""
@@ -140,7 +146,7 @@ class RunningBatch(ProgressListener):
         self._faults = [Fault(public.code, str(public))]
         if self._reason is not None and time.monotonic() - self._stopped_s > _ENDING_S:
             with suppress(Error):  # storage is away: all is tried again
-                await self._end(self._reason, self._faults)
+                await self._end("failed" if self._reason == "quota" else self._reason, self._faults)
                 return
         pause_s = min(_MOST_PAUSE_S, 0.5 * 2 ** min(failures, 6))
         trace = None if public is error else error
@@ -162,7 +168,7 @@ class RunningBatch(ProgressListener):
         if self._record().ended:
             return
         if not self._record().total:
-            await self._end(self._reason or "expired", self._faults)
+            await self._end("cancelled" if self._reason == "cancelled" else "expired", self._faults)
             return
         stopped = self._reason is not None
         async with self._context.turns.turn(self._standing, self._end_turn, stopped=stopped):
@@ -191,6 +197,8 @@ class RunningBatch(ProgressListener):
         self._job = job = Job(
             self._spec(at), pool, limits=Limits(grace_s=None), listener=self, on_stop=self._unfinished
         )
+        if self._context.count is not None and self._context.count(record, RowCounts()):
+            self.stop("quota")
         if self._reason is not None:
             self._request_stop(job, self._reason)
         try:
@@ -204,7 +212,7 @@ class RunningBatch(ProgressListener):
         """The failure of rows that were not done when the batch was stopped."""
         if self._reason is None:
             return None
-        return Failure(code=f"batch_{self._reason}", message=_LEFT[self._reason], stage="engine", attempts=0)
+        return Failure(code=_CODES[self._reason], message=_LEFT[self._reason], stage="engine", attempts=0)
 
     def on_tick(self, stats: RunStats) -> None:
         done = stats.before - stats.failed_before + stats.ok + stats.skipped
@@ -217,8 +225,8 @@ class RunningBatch(ProgressListener):
         self._standing.advance(
             new.rows, new.prompt_tokens + new.output_tokens, self._record().total - done - failed
         )
-        if self._context.count is not None:
-            self._context.count(self._record(), new)
+        if self._context.count is not None and self._context.count(self._record(), new):
+            self.stop("quota")
 
     def on_writing(self) -> None:
         def finalizing(record: BatchRecord) -> BatchRecord:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -35,12 +34,10 @@ from penstock.serve.control.state import CanaryState
 from penstock.serve.gateway.body import fields
 from penstock.serve.gateway.catalogue import Catalogue, LiveState, ServedModel
 from penstock.serve.gateway.routing_features import sticky_key
+from penstock.serve.gateway.tenants.registry import Tenants, read_keys
 from penstock.serve.http.private_listener import PrivateListener
 from penstock.serve.routing.split import Splits
-from penstock.serve.tenancy.prices import PriceList
-from penstock.serve.tenancy.reporting import UsageReporter
-from penstock.serve.tenancy.usage import Settlement, Totals
-from penstock.tiers import FLEX
+from penstock.serve.tenancy.usage import Settlement, Totals, UsageRow
 
 if TYPE_CHECKING:  # `penstock.jobs` is loaded in the process itself
     from penstock.jobs.records import BatchRecord
@@ -102,7 +99,7 @@ class LLMJobs:
         self._find_models(live)
         context = ray.get_runtime_context()
         self._control = ControlLink(serve.get_deployment_handle(CONTROL, app_name), context.get_node_id())
-        self._usage = self._reporter(live)
+        self._tenants = self._make_tenants(live)
         self._fleet = Fleet(app_name, live.deployments, self._resolve)
         self._fleet.isolate_cache = live.gateway.isolate_cache
         self._service = JobService(
@@ -123,7 +120,8 @@ class LLMJobs:
         self._listener = await PrivateListener.open(
             self._serve, NAME, context.get_node_id(), ray.util.get_node_ip_address()
         )
-        await self._usage.start()
+        if self._tenants is not None:
+            await self._tenants.start()
         self._following = asyncio.create_task(self._follow_canaries())
         await self._service.start()
         self._hold()
@@ -141,9 +139,13 @@ class LLMJobs:
             self._fleet.follow(live.deployments)
             self._fleet.isolate_cache = live.gateway.isolate_cache
             if live.gateway.keyed != before.gateway.keyed:
-                old, self._usage = self._usage, self._reporter(live)
-                await self._usage.start()
-                await old.close()
+                old, self._tenants = self._tenants, self._make_tenants(live)
+                if self._tenants is not None:
+                    await self._tenants.start()
+                if old is not None:
+                    await old.close()
+            elif self._tenants is not None:
+                self._tenants.follow(live.gateway, await read_keys(live.gateway))
         except Exception:  # Serve would kill this process
             log.exception("The update cannot be taken over; files and batches go on as before.")
 
@@ -180,22 +182,20 @@ class LLMJobs:
 
         return find
 
-    def _reporter(self, live: LiveState) -> UsageReporter:
-        return UsageReporter(self._settle if live.gateway.keyed else None, dict, is_gateway=False)
+    def _make_tenants(self, live: LiveState) -> Tenants | None:
+        return Tenants(live.gateway, self._settle) if live.gateway.keyed else None
 
     async def _settle(self, settlement: Settlement) -> Totals:
         found = await self._control.ask("settle", msgspec.to_builtins(settlement), _SETTLE_S)
         return msgspec.convert(found, Totals)
 
-    def _count(self, record: BatchRecord, counts: RowCounts) -> None:
-        """What a tenant's batch has completed."""
-        if record.key and counts.rows:
-            model = record.models[0] if len(record.models) == 1 else ""
-            row = self._usage.counters.row(record.tenant, record.key, model, "", FLEX, time.time())
-            row.requests += counts.rows
-            tokens = counts.prompt_tokens, counts.cached_tokens, counts.output_tokens
-            row.add(*tokens, 0, PriceList(self._live.gateway.prices).dearest(record.models, *tokens))
-            row.errors += counts.failed
+    def _count(self, record: BatchRecord, counts: RowCounts) -> bool:
+        """What a tenant's batch has completed. Returns whether its budget is used up."""
+        if not record.key or self._tenants is None:
+            return False
+        tokens = counts.prompt_tokens, counts.cached_tokens, counts.output_tokens
+        row = UsageRow(counts.rows, *tokens, counts.failed)
+        return self._tenants.add_rows(record.tenant, record.key, record.models, row)
 
     async def address(self, node_id: str) -> dict[str, str | int | None]:
         """The address of its listener, for a gateway on that node."""
@@ -249,7 +249,8 @@ class LLMJobs:
         await self._listener.close(grace_s=5.0)
         await self._service.close()
         await self._fleet.close()
-        await self._usage.close()
+        if self._tenants is not None:
+            await self._tenants.close()
 
 
 def own_endpoints(cards: Sequence[ServedModel]) -> dict[str, frozenset[str]]:

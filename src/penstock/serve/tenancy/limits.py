@@ -387,6 +387,17 @@ class Allowance:
                 )
         raise AssertionError("nothing refuses the request")
 
+    def spend(self, tokens: int, cost: int, second: int, today: Periods) -> bool:
+        """Charges what was not reserved. Returns whether a budget is used up."""
+        self.move(second, today)
+        for counted, amount in ((self.tokens, tokens), (self.costs, cost)):
+            counted.reserved += amount
+            counted.ended += amount
+            counted.taken += amount
+        if self.cost is not None:
+            self.warn(self.cost, today.month)
+        return any(one.used(one.period) >= one.most for one in self.budgets)
+
     def warn(self, budget: Budget, month: int) -> None:
         """Logs once a month that the soft line was reached."""
         if self.warned != month and (spent := budget.spent) >= self.warns_at:

@@ -46,6 +46,10 @@ class UsageRow(msgspec.Struct, array_like=True):
         self.audio_seconds += seconds
         self.cost += cost
 
+    def merge(self, other: UsageRow) -> None:
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
 
 class Settlement(msgspec.Struct, frozen=True):
     """What one process has counted since its last one.

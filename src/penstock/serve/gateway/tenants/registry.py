@@ -28,7 +28,8 @@ from penstock.serve.tenancy.keys import DEFAULT_TENANT, Grant, KeyTable, changes
 from penstock.serve.tenancy.limits import DAY_S, Periods, reserve, settle
 from penstock.serve.tenancy.prices import PriceList
 from penstock.serve.tenancy.reporting import Settle, UsageReporter
-from penstock.tiers import DEFAULT
+from penstock.serve.tenancy.usage import UsageRow
+from penstock.tiers import DEFAULT, FLEX
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +45,12 @@ FoundKeys = tuple[KeysConfig, State]
 class Tenants:
     """Used on the gateway's event loop, between `start` and `close`."""
 
-    def __init__(self, config: GatewayConfig, settle: Settle | None, metrics: GatewayMetrics) -> None:
-        """settle: None to keep usage for the metrics only."""
+    def __init__(
+        self, config: GatewayConfig, settle: Settle | None, metrics: GatewayMetrics | None = None
+    ) -> None:
+        """settle: None to keep usage for the metrics only. metrics: of a gateway; another process that has
+        tenants, that of batches, finds no tokens.
+        """
         self._config = config
         self._metrics = metrics
         self._state: State = None
@@ -57,7 +62,7 @@ class Tenants:
         self._watching: asyncio.Task[None] | None = None
         self.tokens: IssuedTokens | None = None
         self.keys = KeyTable()
-        self.usage = UsageReporter(settle, lambda: self.keys.allowances)
+        self.usage = UsageReporter(settle, lambda: self.keys.allowances, is_gateway=metrics is not None)
 
     async def start(self) -> None:
         """Begins without a file of keys that cannot be read, and takes it when it can: a gateway that
@@ -80,10 +85,11 @@ class Tenants:
         self._config, (keys, self._state) = config, found
         self._prices = PriceList(config.prices)
         self._take(keys)
-        if self.tokens is None or self.tokens.config != config.oidc:
+        oidc = config.oidc if self._metrics is not None else None
+        if oidc != (self.tokens.config if self.tokens is not None else None):
             if self.tokens is not None:
                 self.tokens.close()
-            self.tokens = None if config.oidc is None else IssuedTokens(config.oidc, self.keys)
+            self.tokens = None if oidc is None else IssuedTokens(oidc, self.keys)
             if self.tokens is not None:
                 self.tokens.start()
         file = config.keys_file
@@ -174,6 +180,20 @@ class Tenants:
         elif output:
             grant.tenants.learn(output)
 
+    def add_rows(self, tenant: str, key: str, models: Sequence[str], row: UsageRow) -> bool:
+        """Counts rows of a batch, which have reserved nothing. Returns whether a budget is used up."""
+        seconds, second, used_up = time.time(), int(time.monotonic()), False
+        tokens = row.prompt_tokens, row.cached_tokens, row.output_tokens
+        row.cost = self._prices.dearest(models, *tokens)
+        if row.requests:
+            model = models[0] if len(models) == 1 else ""
+            self.usage.counters.row(tenant, key, model, "", FLEX, seconds).merge(row)
+        for name in (f"{tenant}/{key}", tenant):
+            if (one := self.keys.allowances.get(name)) is not None and one.has_budget:
+                spent = row.prompt_tokens + row.output_tokens
+                used_up |= one.spend(spent, row.cost, second, self._day(seconds))
+        return used_up
+
     def _day(self, seconds: float) -> Periods:
         if not self._begins <= seconds < self._today.day_ends:
             self._today = Periods.at(seconds)
@@ -185,6 +205,7 @@ class Tenants:
     def count(self) -> None:
         """Brings the metrics up to date."""
         metrics = self._metrics
+        assert metrics is not None
         for tenant, counts in self.usage.counters.sums().items():
             name = self._name(tenant)
             before, self._shown[tenant] = self._shown.get(tenant, (0, 0, 0, 0)), counts
