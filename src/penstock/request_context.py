@@ -137,21 +137,25 @@ class TokensProbe:
     __slots__ = ("_ask", "adapter")
 
     def __init__(self) -> None:
-        self._ask: Callable[[], Sequence[Sequence[ChoiceTokens]]] | None = None
+        self._ask: Callable[[int], Sequence[Sequence[ChoiceTokens]]] | None = None
         self.adapter: str | None = None
 
-    def report(self, ask: Callable[[], Sequence[Sequence[ChoiceTokens]]] | None) -> None:
-        """Called by an engine that can go on with the request. ask: returns what it has made so far, as
-        `tokens_before` of the request that begins again; () for nothing of use.
+    def report(self, ask: Callable[[int], Sequence[Sequence[ChoiceTokens]]] | None) -> None:
+        """Called by an engine that can go on with the request. ask: returns what it has made since the first
+        so many tokens, as `tokens_before` of the request that begins again; () for nothing of use.
         """
         self._ask = ask
         self.adapter = adapter_stamp.get() if using_adapter.get() else ""
 
     def ask(self) -> Sequence[Sequence[ChoiceTokens]]:
         """What has been made so far, to be called before the request is aborted."""
-        made = self._ask() if self._ask is not None else ()
-        self._ask = lambda: made  # until it is added again
+        made = self.since(0)
+        self._ask = lambda tokens: () if tokens else made  # until it is added again
         return made
+
+    def since(self, tokens: int) -> Sequence[Sequence[ChoiceTokens]]:
+        """What has been made after the first `tokens` tokens, as far as that can be told."""
+        return self._ask(tokens) if self._ask is not None else ()
 
 
 tokens_so_far: ContextVar[TokensProbe | None] = ContextVar("tokens_so_far", default=None)

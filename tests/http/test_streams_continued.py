@@ -16,6 +16,7 @@ import pytest
 from served import Replica, Served, chat, until
 
 from penstock.serve.gateway.catalogue import ServedModel
+from penstock.serve.replica.frontend import listener
 from penstock.transport import continuation
 
 pytestmark = pytest.mark.parity("X4")
@@ -127,6 +128,46 @@ async def test_an_answer_that_is_not_streamed_goes_on_where_its_engine_died(serv
                 served.remove("m", one.address)
         assert made - (await figures(http))["continued"] in (1, 2)
         assert served._gateway._dispatch._records.reserved == served._gateway._bodies.used == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_answer_that_is_not_streamed_goes_on_when_its_replica_is_gone(
+    served: Served, kind: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(listener, "_HAND_OVER_S", 0.03)
+    await served.gateway("m")
+    other = await served.replica(**SLOWLY)
+    async with served.http() as http:
+        whole = same(await answer(http, kind, stream=False))
+        made = other.engine.counts().made_tokens
+        served.remove("m", other.address)
+        first = await served.replica(**SLOWLY)
+        asking = asyncio.create_task(answer(http, kind, stream=False))
+        await until(lambda: served._gateway._dispatch._records.reserved)
+        served.add("m", other.address)
+        silent(served, first)
+        assert same(await asking) == whole
+        found = await figures(http)
+        assert 0 < found["tokens_replayed"] == 2 * made - other.engine.counts().made_tokens
+        assert found["continued"] == 1
+        assert served._gateway._dispatch._records.reserved == served._gateway._bodies.used == 0
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_an_answer_that_is_not_streamed_survives_its_process(served: Served, signal_number: int):
+    await served.gateway("m")
+    doomed = await served.process(**SLOWLY | {"step_base_ms": 80})
+    async with served.http() as http:
+        asked = {"json": chat("hello"), "headers": ID}
+        asking = asyncio.create_task(http.post("/v1/chat/completions", **asked))
+        await until(lambda: served._gateway._dispatch._records.reserved)
+        os.kill(doomed.process.pid, signal_number)
+        await served.replica(**SLOWLY)
+        answer = await asking
+        whole = await http.post("/v1/chat/completions", **asked)
+        assert same(answer.text) == same(whole.text)
+        assert (await figures(http))["continued"] == 1
+        doomed.kill()
 
 
 def carrier_lost(served: Served, replica: Replica) -> None:

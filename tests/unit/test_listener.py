@@ -341,8 +341,8 @@ async def test_an_end_ends_every_connection_and_request(end: str):
     assert (listener._multiplexers, listener._row_receivers) == ({}, set())
     assert (await replica.begin())[1][link.RETRY] == link.UNTOUCHED
     await (closing or listener.close())
-    assert listener._watch is not None
-    assert listener._watch.done()
+    assert len(listener._tasks) == 2
+    assert all(task.done() for task in listener._tasks)
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_unix_connection(listener.address.unix)
 

@@ -2,8 +2,8 @@
 
 A replica records the groups of tokens that its engine's app takes; the multiplexer carries them beside the
 pieces that the app makes of them. The gateway keeps the bytes in a `StreamRecord`, and sends them behind the
-request's body to the replica that continues. Of an answer that is not streamed, nothing travels before its
-end; a replica that cannot finish it hands over what it has.
+request's body to the replica that continues. Of an answer that is not streamed, its tokens travel once a
+second; a replica that cannot finish it hands over all that it has.
 """
 
 from __future__ import annotations

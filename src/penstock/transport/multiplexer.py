@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import logging
 import struct
+from collections.abc import Sequence
 
 from penstock.asgi import Receive, Send
 from penstock.request_context import EventFrame
@@ -22,11 +23,12 @@ from penstock.transport.continuation import Group, StreamRecord
 
 log = logging.getLogger(__name__)
 
-PATH = "/_penstock/trunk2"  # the number changes with the frames
+PATH = "/_penstock/trunk3"  # the number changes with the frames
 
 _FRAME = struct.Struct("<QIIII")
 """Stream id; twice the length of the pieces, plus 1 for the last one; how many pieces; how many groups were
-recorded, and their length. The groups follow, then the pieces.
+recorded, and their length. The groups follow, then the pieces. Of an answer that has not begun, the value of
+`RESUMABLE` comes first, as bytes of no groups.
 """
 _STOP, _GO = b"stop", b"go"
 _MOST_WAITING_BYTES = 256 * 1024  # not sent to a gateway yet; above it all its streams wait
@@ -99,6 +101,17 @@ class StreamSender:
         groups, data = continuation.encode(recorded)
         recorded.clear()
         self._frames += (_FRAME.pack(stream, size, pieces, groups, len(data)), data)
+
+    def hand_over(self, stream: int, origin: bytes, made: Sequence[Group]) -> None:
+        """Sends what was made of an answer that has not begun. origin: with the first of it."""
+        groups, data = continuation.encode(made)
+        frames = [_FRAME.pack(stream, 0, 0, groups, len(data)), data]
+        if origin:
+            frames[:0] = _FRAME.pack(stream, 0, 0, 0, len(origin)), origin
+        if not self.closed:
+            self._frames += frames
+            self._waiting_bytes += len(data)
+            self._pending.set()
 
     def _take(self) -> bytes:
         """Everything that waits. The order counts within a stream alone."""
@@ -220,8 +233,13 @@ class StreamReceiver:
             if end > size:
                 break
             if number in records:
-                records[number].add(count, groups, frames[begin - recorded : begin])
-                pieces.setdefault(number, []).append(frames[begin:end])
+                data = frames[begin - recorded : begin]
+                if data and not groups:
+                    records[number].origin = data
+                else:
+                    records[number].add(count, groups, data)
+                if count:
+                    pieces.setdefault(number, []).append(frames[begin:end])
             if length & 1:
                 ended.add(number)
             at = end

@@ -117,7 +117,7 @@ class SimEngine(EngineControl):
         so_far: list[Sequence[ChoiceTokens]] = [(one,) for one in before]
         if record is no_record and (probe := tokens_so_far.get()) is not None:
             record = so_far.append
-            probe.report(lambda: so_far)
+            probe.report(lambda tokens=0: so_far[tokens:])  # each group has one
         made, begun = 0, {one.choice for one in before}
         async with aclosing(self._scheduler.stream(asked, adapter, before)) as deltas:
             async for delta in deltas:

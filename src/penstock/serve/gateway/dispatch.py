@@ -297,9 +297,10 @@ class Dispatch:
         record = stream.record
         if stream.reply.started or (record.is_handed_over and record.serves == replica.serves):
             own.append((CONTINUE, record.to_header()))
-            size += len(record.data)
         else:
             record.restart()
+        stream.given = bytes(record.data)
+        size += len(stream.given)
         head = headers.to_replica(request.method, request.target, request.headers, own, size)
         await relay.ask(pool, head, stream)
 

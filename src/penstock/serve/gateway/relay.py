@@ -83,7 +83,8 @@ class Events:
 class OpenStream:
     """One response. is_stored: one replica alone can give it. tried: those that failed it.
 
-    connection: to the replica that gives it. lease: of the replica to which it moves.
+    connection: to the replica that gives it. lease: of the replica to which it moves. given: the tokens with
+    which that replica has to go on.
     """
 
     id: str
@@ -98,6 +99,7 @@ class OpenStream:
     events: Events = field(default_factory=Events)
     connection: ReplicaConnection | None = None
     lease: Lease | None = None
+    given: bytes = b""
     _tokens: int = 0
 
     @property
@@ -208,7 +210,7 @@ async def ask(pool: Pool, head: bytes, stream: OpenStream) -> None:
         reply.timing.begin(timing.REPLICA)
         try:
             line = pool.multiplexer.attach(connection, stream.record)  # one more header line, or none
-            connection.request(head[:-2] + line + b"\r\n", body.content, bytes(stream.record.data))
+            connection.request(head[:-2] + line + b"\r\n", body.content, stream.given)
             stream.connection = connection
             return await _pass_on(connection, stream)
         except ConnectionError as error:
@@ -217,7 +219,7 @@ async def ask(pool: Pool, head: bytes, stream: OpenStream) -> None:
                 if await _sent_all(connection, reply, stream.events):
                     return None
             stale = isinstance(error, ConnectionResetError) and connection.exchanges > 1
-            if sent or connection.heard or not stale:
+            if sent or connection.heard or not stale or len(stream.record.data) > len(stream.given):
                 raise ReplicaFailed(str(error), worked=True) from error
             sent = True  # on a stale connection, or the replica died of it: a new connection tells
         finally:
@@ -259,7 +261,7 @@ async def _start(head: Head, piece: bytes, stream: OpenStream) -> None:
         ) from RuntimeError(f"the engine answered {head.status}: {piece[:_LOGGED_BYTES]!r}")
     if reply.has_fallback and head.status in _CANNOT_NOW:
         raise EngineFailed(f"The engine answered {head.status}.")
-    if stream.record.is_handed_over and head.status == 200:
+    if stream.given and head.status == 200:
         stream.count()
     stream.record.origin = head.header(RESUMABLE) or b""
     (stream.body.spare if stream.record.origin else stream.body.drop)()

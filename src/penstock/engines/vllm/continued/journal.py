@@ -121,16 +121,20 @@ class Journal(RequestOutputCollector):
         if not self._held:
             self._record((ChoiceTokens(self._new(0, token_ids, None)[0]),))
 
-    def so_far(self) -> Sequence[Group]:
-        """The tokens of an answer that is not complete, one choice after the other."""
+    def so_far(self, after: int = 0) -> Sequence[Group]:
+        """The tokens of an answer that is not complete, one choice after the other; `after` the first ones
+        those of one choice.
+        """
         if self._held:
-            return self._before
+            return () if after else self._before
         states = self._processor.request_states
         parent = self._processor.parent_requests.get(self.request_id)
         if parent is None:
             state: Any = states.get(self.request_id)
-            return [] if state is None else self._unfinished(state)
+            return [] if state is None else self._unfinished(state, after)
         made: list[Group] = []
+        if after:
+            return made
         for one in filter(None, parent.output_aggregator):  # those that are complete
             ended = one.finish_reason, one.stop_reason
             made += self._groups(one.index, list(one.token_ids), one.logprobs or (), (), *ended)
@@ -139,10 +143,10 @@ class Journal(RequestOutputCollector):
                 made += self._unfinished(state)
         return made
 
-    def _unfinished(self, state: Any) -> list[Group]:
-        cached = [getattr(state, name, None) or 0 for name in _CACHED]
+    def _unfinished(self, state: Any, after: int = 0) -> list[Group]:
+        cached = () if after else [getattr(state, name, None) or 0 for name in _CACHED]
         ids, logprobs = state.detokenizer.output_token_ids, state.logprobs_processor.logprobs or ()
-        return self._groups(state.request_index, ids, logprobs, cached)
+        return self._groups(state.request_index, ids[after:], logprobs[after:], cached)
 
     def _groups(
         self,

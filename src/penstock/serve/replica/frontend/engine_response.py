@@ -47,7 +47,8 @@ class EngineResponse:
     number: of the stream on the multiplexed connection; 0 when the gateway wants none there. path: of the
     request; tier: its class of work, which its response reports. first_token: called with the seconds that
     the first token took, where that is known. origin: of a stream that can be continued, if the engine can.
-    drop: how many pieces the client has of a stream that this one continues.
+    drop: how many pieces the client has of a stream that this one continues. handed: how many tokens the
+    gateway has of an answer that has not begun.
     """
 
     direct: Send
@@ -59,6 +60,7 @@ class EngineResponse:
     _first_token: Callable[[float], None] | None
     _origin: Origin | None = None
     _drop: int = 0
+    handed: int = 0
     started: bool = False
     _continues: bool = field(init=False)
     _void: bool = False
@@ -118,6 +120,16 @@ class EngineResponse:
         self._void = True
         self._held.clear()
         self._tokens.ask()
+
+    def hand_over(self) -> None:
+        """Sends the gateway what has been made of an answer that has not begun, since the last call."""
+        origin, adapter = self._origin, self._tokens.adapter
+        if self.started or self._sender is None or origin is None or adapter is None:
+            return
+        if made := self._tokens.since(self.handed):
+            value = b"" if self.handed else replace(origin, adapter=adapter).to_header()
+            self._sender.hand_over(self._number, value, made)
+            self.handed += sum(len(one.token_ids) for group in made for one in group)
 
     async def turn_away(self, error: Error) -> None:
         """Answers in place of the app, for another replica, with what that can go on with."""

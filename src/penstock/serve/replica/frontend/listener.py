@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 
 _OWN = b"x-penstock-"
 _REQUESTS_PER_TURN = 4  # to prepare a request takes about a millisecond, while the tokens of all others wait
+_HAND_OVER_S = 1.0
+"""Between two times at which gateways get the tokens of answers that have not begun."""
+
 _DRAIN_S = 0.5  # gateways know within milliseconds; requests already on their way are still served
 
 
@@ -53,7 +56,7 @@ class Listener:
         self.sockets = sockets
         self.address = sockets.own_address
         self._secret = self.address.secret.encode()
-        self._watch: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._refusal: Unavailable | None = None
         self._open_by_gateway: Counter[bytes] = Counter()
         self._multiplexers: dict[bytes, StreamSender] = {}
@@ -81,8 +84,9 @@ class Listener:
         sockets = PrivateListener(replica_id or secrets.token_hex(8), node_id, node_host)
         listener = cls(app, source, sockets)
         await sockets.listen(listener, _REQUESTS_PER_TURN)
+        listener._tasks.append(asyncio.create_task(listener._hand_over()))
         if wait_dead is not None:
-            listener._watch = asyncio.create_task(listener._die_with(wait_dead))
+            listener._tasks.append(asyncio.create_task(listener._die_with(wait_dead)))
         return listener
 
     async def drain(self, timeout_s: float) -> int:
@@ -104,8 +108,8 @@ class Listener:
         self.refuse()
         self._cut()
         self._end_links()
-        if self._watch is not None:
-            self._watch.cancel()
+        for task in self._tasks:
+            task.cancel()
         await self.sockets.close(grace_s=0.5)
 
     def refuse(self) -> None:
@@ -121,6 +125,13 @@ class Listener:
 
     async def _die_with(self, wait_dead: Callable[[], Awaitable[str]]) -> None:
         self.die(await wait_dead())
+
+    async def _hand_over(self) -> None:
+        """So that a gateway can have them continued where this process dies."""
+        while True:
+            await asyncio.sleep(_HAND_OVER_S)
+            for response in self.open_requests.values():
+                response.hand_over()
 
     def _end_links(self) -> None:
         """Every gateway takes this replica for dead."""
@@ -223,7 +234,9 @@ class Listener:
             if given is not None:
                 body = await asgi.read_body(receive)
                 at = len(body) - given.size
-                tokens_before.set(continuation.decode(given.groups, body[at:]))
+                before = continuation.decode(given.groups, body[at:])
+                response.handed = sum(len(one.token_ids) for group in before for one in group)
+                tokens_before.set(before)
                 scope, receive = asgi.with_body(scope, receive, body[:at])
             await self._app(scope, receive, response.send)
             await response.flush()
