@@ -167,6 +167,7 @@ async def test_an_answer_that_is_not_streamed_survives_its_process(served: Serve
         whole = await http.post("/v1/chat/completions", **asked)
         assert same(answer.text) == same(whole.text)
         assert (await figures(http))["continued"] == 1
+        assert [one.headers.get("x-penstock-continued") for one in (answer, whole)] == ["1", None]
         doomed.kill()
 
 

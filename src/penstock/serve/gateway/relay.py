@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 MOST_DEATHS = 2
 """Crashes after which a request gives up: beyond this, the request itself is the likely cause."""
 
+_CONTINUED = (b"x-penstock-continued", b"1")
+"""Header of an answer with which a second replica went on. Of a stream it would come too late."""
+
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _MOST_HELD_BYTES = 1 << 20
 _LOGGED_BYTES = 2048
@@ -147,22 +150,19 @@ class OpenStream:
             "The replica that was answering has failed; the answer is incomplete. Send the request again."
         )
 
-    def count(self) -> None:
-        """Another replica goes on with it."""
+    def count(self, after: str = "") -> None:
+        """Another replica goes on with it. after: how long it paused, for the log."""
         self.metrics.streams_continued.labels(self.model_id).inc()
         self.metrics.tokens_replayed.labels(self.model_id).inc(self._tokens)
+        log.info("the answer to request %s goes on%s, with %d tokens again", self.id, after, self._tokens)
 
     def resumed(self) -> None:
-        """The next replica goes on with it."""
+        """The next replica goes on with a stream."""
         pause_s = self.reply.timing.resume()
         self.body.spare()
-        self.count()
+        self.count(f" after {pause_s:.3f} s")
         if self.reply.pauses is not None:
             self.reply.pauses.observe(pause_s)
-        log.info(
-            "the stream of request %s goes on after %.3f s, with %d tokens again",
-            *(self.id, pause_s, self._tokens),
-        )
 
 
 class OpenStreams:
@@ -263,6 +263,7 @@ async def _start(head: Head, piece: bytes, stream: OpenStream) -> None:
         raise EngineFailed(f"The engine answered {head.status}.")
     if stream.given and head.status == 200:
         stream.count()
+        reply.more = [*reply.more, _CONTINUED]
     stream.record.origin = head.header(RESUMABLE) or b""
     (stream.body.spare if stream.record.origin else stream.body.drop)()
     await reply.start(head.status, to_client(head.headers))

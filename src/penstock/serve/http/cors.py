@@ -20,7 +20,8 @@ from penstock.errors import Forbidden
 
 _METHODS = ("GET", "HEAD", "POST", "DELETE")
 _EXPOSED = (
-    *("x-request-id", "x-penstock-model", "server-timing", "retry-after", "www-authenticate"),
+    *("x-request-id", "x-penstock-model", "x-penstock-continued"),
+    *("server-timing", "retry-after", "www-authenticate"),
     *(
         f"x-ratelimit-{one}-{what}"
         for one in ("limit", "remaining", "reset")
