@@ -296,6 +296,18 @@ async def test_one_in_the_background_is_ready_later(client: openai.AsyncOpenAI):
         await client.responses.cancel(begun.id)
 
 
+@pytest.mark.parity("X4")
+async def test_a_client_that_lost_the_stream_of_one_in_the_background_gets_the_rest(client: Any):
+    asked = {"model": MODEL_ID, "input": SUM, "temperature": 0, "stream": True, "background": True}
+    stream = await client.responses.create(**asked)
+    events = [await anext(stream) for _ in range(4)]
+    await stream.close()
+    known, last = events[0].response.id, events[-1].sequence_number
+    events += [one async for one in await client.responses.retrieve(known, stream=True, starting_after=last)]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-1].response.output[-1].content[0].text == "The sum is 5."
+
+
 @pytest.mark.parity("X8", "S16")
 @pytest.mark.parametrize(
     ("wrong", "says"),
