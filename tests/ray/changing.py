@@ -152,24 +152,26 @@ class Load:
                 except httpx.HTTPError as error:
                     problem = "cut" if self.killed_at > begun - 1 else repr(error)
                 is_gone = name not in self.names and problem.startswith(("404", "503"))
-                self.ends["gone" if is_gone else problem[:3]] += 1
-                if problem not in ("", "cut") and not is_gone:
-                    self.failures.append(
-                        f"{name}, {words} words, {time.monotonic() - begun:.1f} s: {problem}"
-                    )
+                self.ends["gone" if is_gone else problem[:5]] += 1
+                if problem not in ("", "cut", "other") and not is_gone:
+                    seconds = time.monotonic() - begun
+                    self.failures.append(f"{name}, {words} words, {seconds:.1f} s: {problem}")
 
 
 def _asked(http: httpx.Client, name: str, words: int, stream: bool) -> str:
-    """What is wrong with the answer."""
+    """What is wrong with the answer; "other" for one by a fallback."""
     body = {"model": name, "prompt": "on and on", "max_tokens": words, "ignore_eos": True, "stream": stream}
     answer = http.post("/v1/completions", json=body)
     if answer.status_code != 200:
         return f"{answer.status_code} {answer.text}"
+    by = answer.headers.get("x-penstock-model", name).partition("@")[0]
+    is_alias = name[0] != "m"
+    who = "" if is_alias or by == name else "other"
     if not stream:
-        return "" if answer.json()["usage"]["completion_tokens"] == words else answer.text
+        return who if answer.json()["usage"]["completion_tokens"] == words else answer.text
     made = answer.text.count('"text"')
     is_whole = answer.text.endswith("data: [DONE]\n\n") and made >= words
-    return "" if is_whole else f"a stream of {made} words: {answer.text[-300:]}"
+    return who if is_whole else f"a stream of {made} words: {answer.text[-300:]}"
 
 
 @contextmanager
@@ -343,7 +345,8 @@ def random_changes(folder: Path, kinds: Sequence[str], victims: Sequence[str], s
             "wait_for_replica_s": 120.0,  # a start on a busy machine
         },
     }
-    fleet["models"]["m0"] = {"deployment_config": {"max_surge_percent": 0}}  # m1 stands in while it restarts
+    for name in ("m0", "m1", "m2"):  # the next one stands in while such a model restarts
+        fleet["models"][name] = {"deployment_config": {"max_surge_percent": 0}}
     file, port = folder / "fleet.yaml", unused()
     file.write_text(yaml.safe_dump(document(fleet)))
     url = f"http://127.0.0.1:{port}"

@@ -20,3 +20,4 @@ def test_fifty_changes_end_as_the_file_says_and_lose_no_request(tmp_path: Path):
     ends = random_changes(tmp_path, kinds, victims, SEED)
     assert ends[""] > 500
     assert ends["cut"] > 0
+    assert ends["other"] > 0
