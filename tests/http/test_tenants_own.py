@@ -213,6 +213,8 @@ async def test_usage_reaches_control_and_the_command(served: Served, control: An
         wrong = await http.get("/admin/usage?by=secret", headers=admin)
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "by")
         assert (await http.get("/admin/usage?since=long", headers=admin)).status_code == 400
+        before = await http.get("/admin/usage?by=hour&until=1h", headers=admin)
+        assert before.json()["data"] == []  # of hours that have begun by then
     assert [(one["tenant"], one["key"], one["model"], one["requests"]) for one in found] == [
         ("ann", "k", "m", 2),
         ("bob", "ci", "m", 3),

@@ -374,7 +374,7 @@ def test_usage_is_summed_by_what_is_asked_for(store: UsageStore):
         ("2026-11-30", "m", 3),
         ("2026-12-01", "n", 4),
     ]
-    assert store.usage(["tenant"], MIDNIGHT, MIDNIGHT)[0]["tenant"] == "b"
+    assert store.usage(["tenant"], MIDNIGHT, MIDNIGHT + 1)[0]["tenant"] == "b"
     with pytest.raises(BadRequest, match="there are tenant, key"):
         used(store, "tenant; DROP TABLE usage")
 

@@ -25,6 +25,7 @@ class UsageOptions:
         "Sums for each `tenant`, `key`, `model`, `adapter`, `tier`, `day`, `hour`; commas.", "tenant"
     )
     since: str = option("`7d`, `12h` or a date, in UTC.", "30d")
+    until: str = option("The same; without it, up to now.", "", show_default=False)
     url: str = option("Address of the service.", HERE)
     admin_key: str | None = option(
         "Admin key of the service, or a key with the scope `admin`.",
@@ -44,7 +45,7 @@ def usage(options: UsageOptions) -> None:
     if options.as_json and options.as_csv:
         raise ConfigError("--json and --csv do not go together.")
     hint = "The admin key is PENSTOCK_ADMIN_KEY, or --admin-key."
-    query = urlencode({"by": options.by, "since": options.since})
+    query = urlencode({"by": options.by, "since": options.since, "until": options.until})
     service = Service(options.url, options.admin_key, key_hint=hint)
     found = service.json("GET", f"/admin/usage?{query}", timeout_s=_ANSWER_S)["data"]
     if options.as_json:

@@ -161,10 +161,13 @@ class LLMControl:
         given = msgspec.convert(settlement, Settlement)
         return msgspec.to_builtins(await asyncio.to_thread(self._usage().settle, given))
 
-    async def usage(self, by: str = "tenant", since: str = "30d") -> dict[str, Any]:
-        """Sums by `DIMENSIONS`, named with commas. since: `7d`, `12h` or a date. Raises: BadRequest."""
-        names, begin = [name for name in by.split(",") if name], since_s(since, time.time())
-        rows = await asyncio.to_thread(self._usage().usage, names, begin)
+    async def usage(self, by: str = "tenant", since: str = "30d", until: str = "") -> dict[str, Any]:
+        """Sums by `DIMENSIONS`, named with commas. since, until: `7d`, `12h` or a date; without `until`, to
+        now. Raises: BadRequest.
+        """
+        names, now = [name for name in by.split(",") if name], time.time()
+        begin, end = since_s(since, now), since_s(until, now, "until") if until else None
+        rows = await asyncio.to_thread(self._usage().usage, names, begin, end)
         data = [{**row, "cost": row["cost"] / NANO} for row in rows]
         return {"object": "list", "since": int(begin), "data": data}
 

@@ -515,7 +515,8 @@ class Gateway:
         try:
             await content.read(request.receive, request.content_length, self._config.max_body_bytes)
             if operation == admin.USAGE:
-                arguments = {name: text for name in ("by", "since") if (text := request.queried(name))}
+                named = ("by", "since", "until")
+                arguments = {name: text for name in named if (text := request.queried(name))}
             elif operation.startswith(admin.ORGANIZATION):
                 kind = operation.partition("/")[2]
                 operation, arguments = admin.ORGANIZATION, {"kind": kind, "query": request.parameters()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sqlite3
 import threading
 import time
@@ -54,14 +55,14 @@ def usage_file(app_name: str) -> Path:
     return Settings.read().cache_folder() / "usage" / f"{app_name}.sqlite"
 
 
-def since_s(text: str, now: float) -> float:
+def since_s(text: str, now: float, param: str = "since") -> float:
     """A time in seconds since 1970: so long ago, as `7d`, or a date, in UTC. Raises: BadRequest."""
     if (span := span_s(text)) is not None:
         return now - span
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise BadRequest(f"since is {text[:40]!r}; write 7d, 12h or a date.", param="since") from None
+        raise BadRequest(f"{param} is {text[:40]!r}; write 7d, 12h or a date.", param=param) from None
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
@@ -196,7 +197,9 @@ class UsageStore:
             self._changed[name] = self._settlements
 
     def usage(self, by: Sequence[str], since: float, until: float | None = None) -> list[dict[str, Any]]:
-        """Sums over hours from `since` on, by some of `DIMENSIONS`. Raises: BadRequest."""
+        """Sums over hours that begin from `since` on, or contain it, and before `until`, by some of
+        `DIMENSIONS`. Raises: BadRequest.
+        """
         if unknown := [name for name in by if name not in DIMENSIONS]:
             raise BadRequest(f"by names {unknown[0][:40]!r}; there are {', '.join(DIMENSIONS)}.", param="by")
         groups = [_SHOWN.get(name, name) for name in by]
@@ -207,7 +210,7 @@ class UsageStore:
         with self._lock:
             cursor = self._connection.execute(
                 f"SELECT {', '.join([*columns, *sums])} FROM usage WHERE hour >= ? AND hour < ?{group}",
-                (int(since) // HOUR_S, int(end) // HOUR_S + 1),
+                (int(since) // HOUR_S, math.ceil(end / HOUR_S)),
             )
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor]
