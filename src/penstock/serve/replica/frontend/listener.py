@@ -131,7 +131,12 @@ class Listener:
         while True:
             await asyncio.sleep(_HAND_OVER_S)
             for response in self.open_requests.values():
-                response.hand_over()
+                try:
+                    response.hand_over()
+                except Exception:
+                    log.exception(
+                        "an answer's tokens could not be handed over; if this process dies, it begins anew"
+                    )
 
     def _end_links(self) -> None:
         """Every gateway takes this replica for dead."""
