@@ -20,7 +20,6 @@ from penstock.cli.client.bench import bench
 from penstock.cli.client.chat import chat
 from penstock.cli.client.ctl import ctl
 from penstock.cli.client.fleet import apply, audit, history, plan, rollback
-from penstock.cli.client.fleet_models import add, remove
 from penstock.cli.client.keys import keys
 from penstock.cli.client.status import show_models
 from penstock.cli.client.usage import usage
@@ -37,6 +36,7 @@ from penstock.cli.models.options import (
     split,
 )
 from penstock.cli.process.failure import fail
+from penstock.cli.serve.fleet_models import add, remove
 from penstock.cli.serve.logs import logs
 from penstock.cli.version import show_versions
 from penstock.errors import Error
