@@ -124,7 +124,7 @@ async def test_a_replica_killed_before_its_first_byte_is_stood_in_for(served: Se
 
 
 async def test_nothing_is_stood_in_for_after_the_first_byte(served: Served):
-    await served.gateway(card("m", "other"), "other")
+    await served.gateway(card("m", "other"), "other", wait_for_replica_s=0.3)
     replica = await served.process("m", reply="word " * 100, step_base_ms=50)
     await served.replica("other", reply="yes")
     async with (

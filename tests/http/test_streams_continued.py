@@ -279,6 +279,20 @@ async def test_without_another_replica_a_stream_ends_after_the_usual_wait(served
         assert await figures(http) == {"cut no replica": 1}
 
 
+async def test_a_stream_that_has_begun_waits_for_its_own_model_though_a_fallback_is_ready(served: Served):
+    m = ServedModel("m", created=1, fallbacks=("other",))
+    await served.gateway(m, "other", wait_for_replica_s=60)
+    await served.replica("other", reply="no")
+    async with served.http() as http:
+        doomed = await served.replica(**SLOWLY)
+        whole = same(await answer(http, "chat"))
+        asking = asyncio.create_task(cut(served, http, "chat", (6, dies, doomed)))
+        await until(lambda: doomed.engine.load().running)
+        await until(lambda: not served.table.ready("m"))
+        await served.replica(**SLOWLY)
+        assert same(await asking) == whole
+
+
 async def test_a_stream_is_not_continued_by_another_version(served: Served):
     await served.gateway("m", wait_for_replica_s=60)
     other = await served.replica(version="w", join=False, **SLOWLY)

@@ -271,9 +271,9 @@ class Dispatch:
         patient: bool,
     ) -> Lease:
         tried, reply = stream.tried, stream.reply
-        ready = self._table.ready(stream.model_id) if reply.started else ()
-        if any(replica.serves != tried.serves for replica in ready):
-            patient = False  # the model has been replaced, or is about to be
+        if reply.started:  # no fallback can go on with it
+            is_replaced = any(one.serves != tried.serves for one in self._table.ready(stream.model_id))
+            patient = (patient or reply.has_fallback) and not is_replaced
         keeper, tier, charge = request.keeper, request.tier, request.charge
         waiting = queue.acquire(asked, tried, reply.timing, keeper, patient, tier, charge)
         try:
