@@ -3,8 +3,9 @@
 One tenant holds 500 requests open, another sends one at a time; then two hold 500 open each: alike, one with
 long prompts against one with long answers, and one through a single gateway against one through two. Queues
 and turns are the gateway's and the replica's own, engines the simulator's. `first come`: without turns.
-`gateway`: a replica takes as many requests as its engine runs at once, others wait in gateways. `engine`: all
-wait in engines that schedule by priority.
+`gateway`: a replica takes as many requests as its engine runs at once, others wait in gateways, which hear
+once a second what the others have served; `gateways apart` do not. `engine`: all wait in engines that
+schedule by priority.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from penstock.transport.link import COALESCE_S
 SEATS = 64
 WARM_S = 20.0
 MEAN = 0.1  # weight of the latest answer in what is expected of a tenant's next, as gateways have it
-MODES = ("first come", "gateway", "engine")
+TOLD_S = 1.0  # between two reports of a gateway
+MODES = ("first come", "gateway", "gateways apart", "engine")
 FLEETS = ((1, 1), (2, 3))  # gateways, replicas
 
 
@@ -102,7 +104,8 @@ class Run:
         more = {"max_num_seqs": SEATS, "scheduling_policy": policy}
         options = SimOptions.model_validate({**ENGINE, **more})
         self._mode, self._dice = mode, random.Random(f"{seed} fairness")
-        self._most = SEATS if mode == "gateway" else 1 << 30
+        self._most = SEATS if mode.startswith("gateway") else 1 << 30
+        self._elsewhere = [Counter[str]() for _ in range(gateways)]
         self._engines = [_Engine(options) for _ in range(replicas)]
         self._lines = [FairLine[_Request]() for _ in range(gateways)]
         self._expected = {tenant.name: float(tenant.answer) for tenant in tenants}
@@ -112,6 +115,8 @@ class Run:
         self.seen = Seen()
         for _, gateway in itertools.product(self._engines, range(gateways)):
             self._at(self._dice.uniform(0, COALESCE_S), self._report, gateway)
+        for gateway in range(gateways) if mode == "gateway" else ():
+            self._at(self._dice.uniform(0, TOLD_S), self._hear, gateway)
         for tenant in tenants:
             for _ in range(tenant.open):
                 self._at(self._dice.uniform(0, 1), self._ask, tenant)
@@ -167,6 +172,13 @@ class Run:
         self._offer(gateway)
         self._at(self._now + COALESCE_S, self._report, gateway)
 
+    def _hear(self, gateway: int) -> None:
+        """Of what the other gateways have served."""
+        found, self._elsewhere[gateway] = self._elsewhere[gateway], Counter()
+        for tenant, amount in found.items():
+            self._lines[gateway].add(tenant, amount)
+        self._at(self._now + TOLD_S, self._hear, gateway)
+
     def _step(self, engine: _Engine) -> None:
         engine.stepping = not engine.batch.idle()
         if engine.stepping:
@@ -190,8 +202,12 @@ class Run:
         engine.open -= 1
         name, answer = request.tenant.name, request.reply.tokens
         self._expected[name] += MEAN * (answer - self._expected[name])
+        cost = price(request.prompt_tokens, 0, answer)
         if request.charge is not None:
-            request.charge.settle(price(request.prompt_tokens, 0, answer))
+            request.charge.settle(cost)
+        for gateway, elsewhere in enumerate(self._elsewhere):
+            if gateway != request.gateway:
+                elsewhere[name] += cost
         if self._measures and request.scheduled is not None:
             self.seen.took_s[name].append(self._now - request.scheduled)
         self._at(self._now, self._ask, request.tenant)

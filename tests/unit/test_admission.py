@@ -22,6 +22,9 @@ from penstock.serve.gateway.telemetry.timing import Timing
 from penstock.serve.routing import RoutingRequest, policy
 from penstock.serve.routing.policy import Pick
 from penstock.serve.tenancy.fairness import Charge
+from penstock.serve.tenancy.limits import Periods
+from penstock.serve.tenancy.reporting import UsageReporter
+from penstock.serve.tenancy.usage import Settlement, Totals
 from penstock.tiers import DEFAULT, FLEX, PRIORITY, Tier
 from penstock.transport.address import Address
 from penstock.transport.link import Hello, LoadReport, State
@@ -307,6 +310,25 @@ async def test_a_tenant_that_fills_the_queue_gives_a_place_to_another_which_goes
         assert desk.granted[-1] == number
     await asyncio.gather(*(desk.finish() for _ in range(SLOTS)))
     assert desk.queue.waiting(DEFAULT) == 0
+
+
+async def test_what_control_says_others_have_served_delays_a_tenants_turn():
+    desk = Desk(most=9)
+
+    async def settle(settlement: Settlement) -> Totals:
+        return Totals(Periods.at(0.0), {}, served=[("m", FLEX, "a", 99.0), ("m", DEFAULT, "a", 15.0)])
+
+    def served(model: str, tier: str, tenant: str, price: float) -> None:
+        desk.queue.served_elsewhere(tier, tenant, price)
+
+    for tenant in "zzzaabb":
+        await desk.arrive(DEFAULT, charge=Charge(tenant, 1.0, 10.0))
+    reporter = UsageReporter(settle, dict, served=served)
+    await reporter.start()
+    await reporter.close()
+    for number in (5, 6, 3, 4):
+        await desk.finish()
+        assert desk.granted[-1] == number
 
 
 async def test_one_that_a_single_replica_can_answer_waits_for_that_one_before_all_others():

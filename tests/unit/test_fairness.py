@@ -6,12 +6,15 @@ import heapq
 import itertools
 import random
 from collections import Counter, deque
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.serve.tenancy.fairness import Charge, FairLine, StartTag, StartTags, price
+from penstock.serve.tenancy.store import UsageStore
+from penstock.serve.tenancy.usage import Settlement, UsageRow
 
 pytestmark = pytest.mark.parity("X6")
 
@@ -185,3 +188,33 @@ def test_requests_that_an_engine_never_began_cost_nothing_and_hold_up_nobody():
 
 def test_cached_tokens_cost_less_and_an_answers_more():
     assert price(1000, 900, 50) == pytest.approx(100 + 90 + 100)
+
+
+def test_what_another_gateway_serves_counts_while_a_tenant_waits_here_too():
+    line, order = FairLine[Charge](), ""
+    line.add("b", 1000.0)  # it does not wait here, so it owes nothing when it comes
+    for tenant in "ab" * 20:
+        line.put(one := Charge(tenant, 1.0, 10.0), one)
+    for turn in range(20):
+        if turn == 10:
+            line.add("b", 40.0)
+        first = line.first()
+        line.take(first)
+        line.discard(first, first)
+        order += first.tenant
+    assert order == "ab" * 5 + "aaaa" + "ba" * 3
+
+
+def test_control_tells_each_gateway_once_what_the_others_have_served(tmp_path: Path):
+    store, found = UsageStore(tmp_path / "a.sqlite"), Counter[str]()
+    key = (500_000, "a", "k", "m", "", "default")
+    for number in range(1, 4):
+        for source in ("p", "q", "r"):
+            row = UsageRow(1, 100, 50, 10)
+            for _ in range(2):  # its answer was lost
+                told = store.settle(Settlement(source, number, [(key, row)])).served
+                assert all(one[:3] == ("m", "default", "a") for one in told)
+                found[source] += round(sum(one[3] for one in told) / price(100, 50, 10))
+    assert found == {"p": 4, "q": 4, "r": 4}  # of the last round they hear later
+    store.settle(Settlement("batch", 1, [(key, UsageRow(1, 100))], is_gateway=False))
+    store.close()

@@ -156,6 +156,12 @@ class AdmissionQueue:
         self._table.release(lease)
         self.offer(lease.replica)
 
+    def served_elsewhere(self, tier: str, tenant: str, price: float) -> None:
+        """Another gateway has served so many priced tokens of a tenant: its turns here come later."""
+        for one, line in self._by_tier.items():
+            if one == tier:
+                line.add(tenant, price)
+
     def offer(self, replica: Replica) -> None:
         """Dispatches queued requests to `replica`, which has become ready or may have room.
 

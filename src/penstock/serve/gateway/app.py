@@ -114,7 +114,7 @@ class Gateway:
         )
         self._shadows = Shadows(self._dispatch.metrics.shadows)
         self._settle_usage = settle
-        self._tenants = Tenants(config, settle, self._dispatch.metrics) if config.keyed else None
+        self._tenants = self._make_tenants(config) if config.keyed else None
         self._unresolved = self._dispatch.metrics.model("").on("")
         self._tracing: Tracing | None = None
         self._operate = operate
@@ -175,7 +175,7 @@ class Gateway:
             self._dispatch.policy(model)
         keys = await read_keys(config)
         if self._tenants is None and config.keyed:
-            tenants = Tenants(config, self._settle_usage, self._dispatch.metrics)
+            tenants = self._make_tenants(config)
             try:
                 await tenants.start()
             except BaseException:
@@ -189,6 +189,9 @@ class Gateway:
         if self._draining:
             self._dispatch.drain()
         self._adopt(config, models)
+
+    def _make_tenants(self, config: GatewayConfig) -> Tenants:
+        return Tenants(config, self._settle_usage, self._dispatch.metrics, self._dispatch.served_elsewhere)
 
     async def start(self) -> None:
         """Starts to follow the table's replicas."""

@@ -170,6 +170,11 @@ class Dispatch:
             if replica.state == "draining":
                 self._streams.move(replica, served.queue)
 
+    def served_elsewhere(self, model_id: str, tier: str, tenant: str, price: float) -> None:
+        """Another gateway has served so many priced tokens."""
+        if (served := self._served.get(model_id)) is not None:
+            served.queue.served_elsewhere(tier, tenant, price)
+
     def drain(self) -> None:
         """No request waits for a replica any more."""
         for served in self._served.values():

@@ -172,6 +172,12 @@ class FairLine(Generic[W]):
         account.turn = self._turns = self._turns + 1
         account.add(charge.price / charge.weight)
 
+    def add(self, tenant: str, price: float) -> None:
+        """Another gateway has served a tenant. That counts while it waits here, too."""
+        account = self._accounts.get(tenant)
+        if account is not None and account.waiting:
+            account.add(price / account.weight)
+
     def youngest(self) -> W:
         """The last to come of the tenant with most that wait, by weight. Only while somebody waits."""
         return next(reversed(max(self._busy, key=_length).waiting))

@@ -93,6 +93,10 @@ def _facts(found: KeysConfig) -> dict[str, str]:
     return facts | {f"tenant {name}": one.model_dump_json(exclude_defaults=True) for name, one in tenants}
 
 
+def _digest(key: KeyConfig) -> bytes:
+    return bytes.fromhex(key.hash.removeprefix("sha256:"))
+
+
 class KeyTable:
     """All keys of a gateway, by the hashes of keys."""
 
@@ -114,56 +118,35 @@ class KeyTable:
         before, self.allowances = self.allowances, {}
         for name, config in tenants.items():  # tokens may name one that has no key
             self._allowance(name, config.limits, before)
-        for key in keys:
-            self._grants[bytes.fromhex(key.hash.removeprefix("sha256:"))] = self._grant(
-                key.tenant,
-                key.name,
-                None if key.models is None else frozenset(key.models),
-                key.scopes,
-                math.inf if key.expires is None else key.expires,
-                key.limits,
-                before,
-            )
+        self._grants = {_digest(key): self._grant(key, before) for key in keys}
 
-    def add_token(
-        self,
-        token: bytes,
-        tenant: str,
-        name: str,
-        models: frozenset[str] | None,
-        scopes: Iterable[str],
-        expires: float,
-    ) -> Grant:
-        """Knows a token that was checked, until it expires. Arguments: as of `Grant`."""
+    def add_token(self, token: KeyConfig) -> Grant:
+        """Knows a token that was checked, until it expires."""
         while len(self._tokens) >= _MOST_TOKENS:
             del self._tokens[next(iter(self._tokens))]
-        grant = self._grant(tenant, name, models, scopes, expires, None, self.allowances)
-        self._tokens[sha256(token).digest()] = grant
+        grant = self._tokens[_digest(token)] = self._grant(token, self.allowances)
         return grant
 
     def forget_tokens(self) -> None:
         """They are to be checked again."""
         self._tokens.clear()
 
-    def _grant(
-        self,
-        tenant: str,
-        name: str,
-        models: frozenset[str] | None,
-        scopes: Iterable[str],
-        expires: float,
-        own: LimitsConfig | None,
-        before: Mapping[str, Allowance],
-    ) -> Grant:
-        config = self._tenants.get(tenant, _NOTHING)
-        given = [] if own is None else [(f"{tenant}/{name}", own)]
-        given.append((tenant, config.limits))
+    def _grant(self, key: KeyConfig, before: Mapping[str, Allowance]) -> Grant:
+        config = self._tenants.get(key.tenant, _NOTHING)
+        given = [(key.tenant, config.limits)]
+        if key.limits != _NOTHING.limits:
+            given.insert(0, (f"{key.tenant}/{key.name}", key.limits))
         allowances = [self._allowance(*one, before) for one in given]
         allowances[-1].weight = config.weight
-        most = [limits.max_tokens for _, limits in given if limits.max_tokens is not None]
-        limited = tuple(one for one in allowances if one.is_limited)
         return Grant(
-            tenant, name, models, frozenset(scopes), expires, allowances[-1], limited, min(most, default=None)
+            key.tenant,
+            key.name,
+            None if key.models is None else frozenset(key.models),
+            frozenset(key.scopes),
+            math.inf if key.expires is None else key.expires,
+            allowances[-1],
+            tuple(one for one in allowances if one.is_limited),
+            min((one.max_tokens for _, one in given if one.max_tokens is not None), default=None),
         )
 
     def _allowance(self, name: str, limits: LimitsConfig, before: Mapping[str, Allowance]) -> Allowance:

@@ -106,11 +106,6 @@ class MinuteLimit:
         return self.reserved - self.forgotten
 
     @property
-    def cap(self) -> int:
-        """Of the limit, what this gateway may count."""
-        return self.room - self.forgotten
-
-    @property
     def open(self) -> int:
         """Reserved by requests that have not ended."""
         return self.reserved - self.ended
@@ -170,7 +165,11 @@ class MinuteLimit:
         """Where the others use the rest, that may change within a second."""
         what, excess = _WHAT[self.kind], self.used + count - self.most
         wait_s = self.wait_s(excess, second) if excess > 0 else _SHORT_WAIT_S
-        had = f"{self.used}" if self.cap == self.most else f"{self.used} here and the rest elsewhere"
+        had = (
+            f"{self.used}"
+            if self.room - self.forgotten == self.most
+            else f"{self.used} here and the rest elsewhere"
+        )
         return RateLimited(
             f"'{name}' may have {self.most} {what} in a minute; it has had {had}, and this would be {count} "
             f"more. Try again in {wait_s} s.",

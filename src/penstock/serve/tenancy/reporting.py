@@ -16,6 +16,9 @@ log = logging.getLogger(__name__)
 Settle = Callable[[Settlement], Awaitable[Totals]]
 """Hands a settlement to the usage store. Raises: any exception, when it may not have it."""
 
+Served = Callable[[str, str, str, float], None]
+"""A model, a class of work, a tenant, and priced tokens."""
+
 _SETTLE_S, _SOON_S = 1.0, 0.2
 _FIRST_S = _LAST_S = 2.0  # for the first settlement and the last one
 _WARN_S = 60.0
@@ -30,8 +33,12 @@ class UsageReporter:
         allowances: Callable[[], Mapping[str, Allowance]],
         *,
         is_gateway: bool = True,
+        served: Served | None = None,
     ) -> None:
-        """settle: None to report nothing. allowances: that other gateways share, by name."""
+        """settle: None to report nothing. allowances: that other gateways share, by name. served: called with
+        what others have served.
+        """
+        self._served = served
         self._settle = settle
         self._allowances = allowances
         self._soon = asyncio.Event()
@@ -84,3 +91,6 @@ class UsageReporter:
             return
         self._settled_at = now
         self.counters.settled(totals, self._allowances())
+        if self._served is not None:
+            for one in totals.served:
+                self._served(*one)

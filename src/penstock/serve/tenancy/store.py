@@ -16,7 +16,7 @@ from penstock.config.schema.settings import Settings
 from penstock.config.schema.tenants import span_s
 from penstock.errors import BadRequest
 from penstock.serve.tenancy.limits import Periods
-from penstock.serve.tenancy.usage import HOUR_S, Caps, Settlement, Totals, UsageRow
+from penstock.serve.tenancy.usage import HOUR_S, Caps, ServedElsewhere, Settlement, Totals, UsageRow
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class UsageStore:
     def __init__(self, file: Path) -> None:
         """Without a disk it works in memory."""
         self._lock = threading.Lock()
-        self._caps = Caps()
+        self._caps, self._served = Caps(), ServedElsewhere()
         self._state: tuple[Periods, Any] | None = None
         self._sums: dict[str, tuple[int, int, int]] = {}  # as of this state, by allowance
         self._settlements = 0
@@ -131,12 +131,13 @@ class UsageStore:
                     tokens = row.prompt_tokens + row.output_tokens
                     self._add(tenant, key, tokens if hour // 24 >= periods.day else 0, tokens, row.cost)
             found = {name: self._sums.get(name, (0, 0, 0)) for name in self._asked(settlement, is_new)}
-            gateways, caps = 1, {}
+            gateways, caps, served = 1, {}, []
             if settlement.is_gateway:
                 gateways, caps = self._caps.report(settlement, time.monotonic())
+                served = self._served.report(settlement, self._caps.sources) if is_new else []
         tokens = {name: (day, month) for name, (day, month, _) in found.items()}
         costs = {name: cost for name, (_, _, cost) in found.items()}
-        return Totals(periods, tokens, gateways, caps if gateways > 1 else {}, costs)
+        return Totals(periods, tokens, gateways, caps if gateways > 1 else {}, costs, served)
 
     def note(self, who: str, what: str) -> None:
         """Adds to the audit log."""

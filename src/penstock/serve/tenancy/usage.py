@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 
 import msgspec
 
+from penstock.serve.tenancy.fairness import price
 from penstock.serve.tenancy.limits import WINDOW_S, Allowance, Periods, Rate
 
 HOUR_S = 3600
@@ -70,7 +72,8 @@ class Settlement(msgspec.Struct, frozen=True):
 
 class Totals(msgspec.Struct, frozen=True):
     """What the store answers. tokens: by allowance, of the day and the month. gateways: how many there are.
-    caps: by allowance, what the process may count of its limits for a minute. costs: of the month.
+    caps: by allowance, what the process may count of its limits for a minute. costs: of the month. served: by
+    other gateways since the last answer: model, class, tenant and priced tokens.
     """
 
     periods: Periods
@@ -78,6 +81,7 @@ class Totals(msgspec.Struct, frozen=True):
     gateways: int = 1
     caps: dict[str, tuple[int, int]] = {}
     costs: dict[str, int] = {}
+    served: list[tuple[str, str, str, float]] = []
 
 
 class UsageCounters:
@@ -92,7 +96,7 @@ class UsageCounters:
         self._sent: Settlement | None = None
         self._number = 0
         self._knows = False  # the totals of all allowances
-        self._sums: dict[str, list[int]] = {}  # of what was sent
+        self._sums: dict[str, UsageRow] = {}  # of what was sent
 
     def row(self, tenant: str, key: str, model: str, adapter: str, tier: str, seconds: float) -> UsageRow:
         """To add to, now. seconds: since 1970."""
@@ -102,25 +106,21 @@ class UsageCounters:
             found = self._rows[name] = UsageRow()
         return found
 
-    def sums(self) -> dict[str, list[int]]:
-        """By tenant, since the process began: requests, and tokens of prompts, cached ones and of answers."""
-        found = {tenant: [*counts] for tenant, counts in self._sums.items()}
-        self._add_rows(found)
+    def sums(self) -> dict[str, UsageRow]:
+        """By tenant, since the process began."""
+        found = {tenant: copy(row) for tenant, row in self._sums.items()}
+        self._sum_up(found)
         return found
 
-    def _add_rows(self, sums: dict[str, list[int]]) -> None:
+    def _sum_up(self, sums: dict[str, UsageRow]) -> None:
         for key, row in self._rows.items():
-            one = sums.setdefault(key[1], [0, 0, 0, 0])
-            one[0] += row.requests
-            one[1] += row.prompt_tokens
-            one[2] += row.cached_tokens
-            one[3] += row.output_tokens
+            sums.setdefault(key[1], UsageRow()).merge(row)
 
     def settlement(self, allowances: Mapping[str, Allowance], now: float) -> Settlement:
         """What to send: the same again until `settled`. allowances: in this process."""
         if self._sent is not None:
             return self._sent
-        self._add_rows(self._sums)
+        self._sum_up(self._sums)
         rows, self._rows = self._rows, {}
         changes, self.changes = self.changes, []
         names = {name for key in rows for name in (key[1], f"{key[1]}/{key[2]}")} & allowances.keys()
@@ -180,6 +180,11 @@ class Caps:
         self._heard: dict[str, float] = {}
         self._parts: dict[tuple[str, int], dict[str, _Part]] = {}
 
+    @property
+    def sources(self) -> set[str]:
+        """Gateways that have reported in the last minute."""
+        return {*self._heard}
+
     def report(self, settlement: Settlement, now: float) -> tuple[int, dict[str, tuple[int, int]]]:
         """How many gateways there are, and the caps of the one that has sent this."""
         me = settlement.source
@@ -216,3 +221,24 @@ class Caps:
         free = rate.limit - rate.used - sum(max(one.used, one.cap) for one in others)
         mine.cap = rate.used + max(0, min(math.ceil(share * unused), free))
         return mine.cap
+
+
+class ServedElsewhere:
+    """What gateways have served, kept for each of the others, whose turns it counts for, until it reports."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, dict[tuple[str, str, str], float]] = {}
+
+    def report(self, settlement: Settlement, sources: set[str]) -> list[tuple[str, str, str, float]]:
+        """What others have served since the gateway's last report. sources: gateways that there are."""
+        me = settlement.source
+        for gone in self._kept.keys() - sources:
+            del self._kept[gone]
+        found = self._kept.get(me, {})
+        self._kept[me] = {}
+        for (_, tenant, _, model, _, tier), row in settlement.rows:
+            amount = price(row.prompt_tokens, row.cached_tokens, row.output_tokens)
+            for source, kept in self._kept.items():
+                if source != me:
+                    kept[model, tier, tenant] = kept.get((model, tier, tenant), 0.0) + amount
+        return [(model, tier, tenant, amount) for (model, tier, tenant), amount in found.items()]

@@ -27,7 +27,7 @@ from penstock.serve.tenancy.fairness import price as weighed
 from penstock.serve.tenancy.keys import DEFAULT_TENANT, Grant, KeyTable, changes
 from penstock.serve.tenancy.limits import DAY_S, Periods, reserve, settle
 from penstock.serve.tenancy.prices import PriceList
-from penstock.serve.tenancy.reporting import Settle, UsageReporter
+from penstock.serve.tenancy.reporting import Served, Settle, UsageReporter
 from penstock.serve.tenancy.usage import UsageRow
 from penstock.tiers import DEFAULT, FLEX
 
@@ -46,10 +46,14 @@ class Tenants:
     """Used on the gateway's event loop, between `start` and `close`."""
 
     def __init__(
-        self, config: GatewayConfig, settle: Settle | None, metrics: GatewayMetrics | None = None
+        self,
+        config: GatewayConfig,
+        settle: Settle | None,
+        metrics: GatewayMetrics | None = None,
+        served: Served | None = None,
     ) -> None:
         """settle: None to keep usage for the metrics only. metrics: of a gateway; another process that has
-        tenants, that of batches, finds no tokens.
+        tenants, that of batches, finds no tokens. served: called with what other gateways have served.
         """
         self._config = config
         self._metrics = metrics
@@ -57,12 +61,14 @@ class Tenants:
         self._known: KeysConfig | None = None
         self._today = Periods.at(time.time())
         self._begins = 0.0
-        self._shown, self._named = dict[str, Sequence[int]](), set[str]()
+        self._shown, self._named = dict[str, UsageRow](), set[str]()
         self._refused = Counter[str]()
         self._watching: asyncio.Task[None] | None = None
         self.tokens: IssuedTokens | None = None
         self.keys = KeyTable()
-        self.usage = UsageReporter(settle, lambda: self.keys.allowances, is_gateway=metrics is not None)
+        self.usage = UsageReporter(
+            settle, lambda: self.keys.allowances, is_gateway=metrics is not None, served=served
+        )
 
     async def start(self) -> None:
         """Begins without a file of keys that cannot be read, and takes it when it can: a gateway that
@@ -90,8 +96,6 @@ class Tenants:
             if self.tokens is not None:
                 self.tokens.close()
             self.tokens = None if oidc is None else IssuedTokens(oidc, self.keys)
-            if self.tokens is not None:
-                self.tokens.start()
         file = config.keys_file
         self._watching = asyncio.create_task(self._watch(file)) if file is not None else None
 
@@ -206,12 +210,12 @@ class Tenants:
         """Brings the metrics up to date."""
         metrics = self._metrics
         assert metrics is not None
-        for tenant, counts in self.usage.counters.sums().items():
+        for tenant, row in self.usage.counters.sums().items():
             name = self._name(tenant)
-            before, self._shown[tenant] = self._shown.get(tenant, (0, 0, 0, 0)), counts
-            requests, *tokens = (now - then for now, then in zip(counts, before, strict=True))
-            metrics.tenant_requests.labels(name).inc(requests)
-            for kind, count in zip(("prompt", "cached", "output"), tokens, strict=True):
+            before, self._shown[tenant] = self._shown.get(tenant, UsageRow()), row
+            metrics.tenant_requests.labels(name).inc(row.requests - before.requests)
+            for kind in ("prompt", "cached", "output"):
+                count = getattr(row, f"{kind}_tokens") - getattr(before, f"{kind}_tokens")
                 metrics.tenant_tokens.labels(name, kind).inc(count)
         refused, self._refused = self._refused, Counter()
         for tenant, count in refused.items():

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from penstock.config.schema.tenants import NAME, SCOPES, USUAL_SCOPES, OidcConfig
+from penstock.config.schema.tenants import NAME, SCOPES, USUAL_SCOPES, KeyConfig, OidcConfig, hashed
 from penstock.errors import Error, Unauthorized, Unavailable
 from penstock.serve.tenancy.keys import Grant, KeyTable
 
@@ -37,7 +37,7 @@ _NO_KEYS = "Tokens cannot be checked now: the issuer's keys could not be fetched
 
 
 class IssuedTokens:
-    """Used on the gateway's event loop, between `start` and `close`."""
+    """Used on the gateway's event loop, until `close`."""
 
     def __init__(self, config: OidcConfig, table: KeyTable) -> None:
         self.config = config
@@ -45,70 +45,62 @@ class IssuedTokens:
         self._known: dict[str, jwt.PyJWK] = {}
         self._fetching: asyncio.Task[None] | None = None
         self._fetched_at = 0.0
-        self._watching: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begins to fetch the issuer's keys."""
         self._watching = asyncio.create_task(self._watch())
 
     def close(self) -> None:
-        for task in (self._watching, self._fetching):
-            if task is not None:
-                task.cancel()
+        self._watching.cancel()
+        if self._fetching is not None:
+            self._fetching.cancel()
 
     async def find(self, given: bytes) -> Grant | Error | None:
         """What a key, or a token, may do. Returns why a token is refused; None for what is neither."""
-        now = time.time()
-        grant = self._table.find(given, now)
+        grant = self._table.find(given, time.time())
         if grant is not None or given.count(b".") != 2 or len(given) > _LONGEST_BYTES:
             return grant
         try:
-            return await self._checked(given, now)
+            return await self._checked(given)
         except Error as error:
             return error
 
-    async def _checked(self, token: bytes, now: float) -> Grant:
+    async def _checked(self, token: bytes) -> Grant:
         """Raises: Unauthorized, Unavailable."""
-        try:
-            import jwt
-        except ImportError:
-            raise Unavailable(_NO_KEYS) from None
+        if not self._known:
+            await self._fetched()
+        if not self._known:
+            raise Unavailable(_NO_KEYS)
+        import jwt
+
+        config = self.config
         try:
             name = jwt.get_unverified_header(token).get("kid", "")
             if name not in self._known:
                 await self._fetched()
-            if not self._known:
-                raise Unavailable(_NO_KEYS)
-            key = self._known.get(name)
-            if key is None:
+            if (key := self._known.get(name)) is None:
                 raise jwt.InvalidTokenError("its key is none of the issuer's")
             claims = jwt.decode(
                 token,
                 key,
                 algorithms=[key.algorithm_name],
-                audience=self.config.audience,
-                issuer=self.config.issuer,
+                audience=config.audience,
+                issuer=config.issuer,
                 leeway=_LEEWAY_S,
                 options={"require": ["exp", "iss", "aud"]},
             )
+            tenant = claims.get(config.tenant_claim)
+            if not isinstance(tenant, str) or not re.fullmatch(NAME, tenant):
+                raise jwt.InvalidTokenError(f"its claim '{config.tenant_claim}' must be the name of a tenant")
         except jwt.PyJWTError as error:
             raise Unauthorized(f"The token is refused: {error}.", www_authenticate="Bearer") from None
-        return self._take(token, claims)
-
-    def _take(self, token: bytes, claims: dict[str, Any]) -> Grant:
-        """Raises: Unauthorized for a token that names no tenant."""
-        config = self.config
-        tenant = claims.get(config.tenant_claim)
-        if not isinstance(tenant, str) or not re.fullmatch(NAME, tenant):
-            raise Unauthorized(
-                f"The token is refused: its claim '{config.tenant_claim}' must be the name of a tenant.",
-                www_authenticate="Bearer",
-            )
-        name = _NO_NAME.sub("-", str(claims.get("sub", ""))).strip("-._")[:64] or "token"
         scopes = _words(claims, config.scopes_claim)
-        scopes = USUAL_SCOPES if scopes is None else scopes & set(SCOPES)
-        models, expires = _words(claims, config.models_claim), int(claims["exp"]) + _LEEWAY_S
-        return self._table.add_token(token, tenant, name, models, scopes, expires)
+        key = KeyConfig.model_construct(
+            tenant=tenant,
+            name=_NO_NAME.sub("-", str(claims.get("sub", ""))).strip("-._")[:64] or "token",
+            hash=hashed(token.decode()),
+            models=_words(claims, config.models_claim),
+            scopes=USUAL_SCOPES if scopes is None else [one for one in SCOPES if one in scopes],
+            expires=int(claims["exp"]) + _LEEWAY_S,
+        )
+        return self._table.add_token(key)
 
     # -- the issuer's keys
 
@@ -129,10 +121,7 @@ class IssuedTokens:
     async def _fetch(self) -> None:
         try:
             known = await self._load()
-        except ImportError:
-            log.error("Tokens cannot be checked without PyJWT: pip install 'penstock[oidc]'.")
-            return
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, aiohttp.ClientError) as error:
+        except Exception as error:  # of the network, of what it answered, or of a missing PyJWT
             log.error("Keys of %s cannot be fetched, the last ones stay: %r", self.config.issuer, error)
             return
         if known.keys() != self._known.keys():
@@ -152,17 +141,8 @@ class IssuedTokens:
                     raise ValueError(f"it calls itself {about['issuer']!r}")
                 url = about["jwks_uri"]
             given = await _read(session, url)
-        found: dict[str, jwt.PyJWK] = {}
-        for one in given["keys"]:
-            try:
-                key = jwt.PyJWK(one)
-            except (jwt.PyJWTError, ValueError):  # of a kind that nobody here knows
-                continue
-            if key.algorithm_name in _ALGORITHMS and one.get("use", "sig") == "sig":
-                found[one.get("kid", "")] = key
-        if not found:
-            raise ValueError("it has no key with which tokens could be checked")
-        return found
+        usable = (key for key in jwt.PyJWKSet.from_dict(given).keys if key.algorithm_name in _ALGORITHMS)
+        return {key.key_id or "": key for key in usable if key.public_key_use in (None, "sig")}
 
 
 async def _read(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
@@ -171,9 +151,9 @@ async def _read(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
         return json.loads(await answer.content.read(_MOST_BYTES))
 
 
-def _words(claims: dict[str, Any], claim: str | None) -> frozenset[str] | None:
+def _words(claims: dict[str, Any], claim: str | None) -> list[str] | None:
     """Of a list, or of text with spaces; nothing where it is missing. None where no claim is configured."""
     if claim is None:
         return None
-    given = claims.get(claim, ())
-    return frozenset(given.split() if isinstance(given, str) else map(str, given))
+    given = claims.get(claim)
+    return given.split() if isinstance(given, str) else [str(one) for one in given or ()]
