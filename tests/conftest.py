@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from shutil import rmtree
+from tempfile import mkdtemp
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -20,6 +24,10 @@ _ALWAYS = {"deadline": None, "database": None, "suppress_health_check": list(Hea
 settings.register_profile("fuzz", max_examples=10_000, **_ALWAYS)
 settings.register_profile("suite", max_examples=30, derandomize=True, phases=[Phase.generate], **_ALWAYS)
 settings.load_profile("suite")
+
+if "PENSTOCK_USAGE" not in os.environ:  # a worker has its controller's: services of other runs have the cache
+    os.environ["PENSTOCK_USAGE"] = mkdtemp(prefix="penstock-usage-")
+    atexit.register(rmtree, os.environ["PENSTOCK_USAGE"], ignore_errors=True)
 
 pytest_plugins = ["tests.tiers", "tests.costs", "tests.limits"]
 

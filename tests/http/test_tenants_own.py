@@ -172,7 +172,7 @@ async def test_stored_responses_are_their_tenants_alone(served: Served):
 @pytest.fixture
 async def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Control as its deployment runs it, without Ray."""
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PENSTOCK_USAGE", str(tmp_path / "usage"))
     found = object.__new__(LLMControl)
     await found.open(tmp_path / "desired.sqlite", "app", "node", "127.0.0.1")
     yield found

@@ -79,6 +79,10 @@ class Settings(StrictModel):
         "Folder for downloaded models and adapters; by default `~/.cache/penstock`.", min_length=1
     )
 
+    usage: str | None = optional(
+        "Folder for tenants' usage and the audit log; by default `usage` in the cache folder.", min_length=1
+    )
+
     vllm_capabilities_off: str = setting(
         "",
         "Capabilities of vLLM to do without, by name, separated by commas; `all` for every one. "

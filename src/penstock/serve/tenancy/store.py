@@ -52,7 +52,9 @@ _SHOWN = {
 
 def usage_file(app_name: str) -> Path:
     """Where an application's usage is."""
-    return Settings.read().cache_folder() / "usage" / f"{app_name}.sqlite"
+    settings = Settings.read()
+    folder = Path(settings.usage).expanduser() if settings.usage else settings.cache_folder() / "usage"
+    return folder / f"{app_name}.sqlite"
 
 
 def since_s(text: str, now: float, param: str = "since") -> float:
