@@ -73,7 +73,7 @@ def test_a_service_without_a_file_is_changed_until_it_ends(service: Command, por
 
     said = run("add", "other", "--engine", "sim", "--alias", "more")
     assert "No file says so" in said
-    _, _, shown = said.partition("the fleet is:\n\n")
+    _, _, shown = said.partition("The fleet as a file:\n\n")
     assert [one["model_loading_config"]["model_id"] for one in yaml.safe_load(shown)["llm_configs"]] == [
         "echo",
         "other",

@@ -268,7 +268,7 @@ def test_a_model_is_added_and_removed_and_the_file_says_so(service: Service, tmp
     service.run("remove", "mine", "--file", str(service.file))
     assert service.ask("z").status_code == 404
     assert service.file.read_text() == text
-    assert service.pids() == before
+    wait_until(lambda: service.pids() == before)
     assert "a, b" in service.run("remove", "no-such", "--file", str(service.file), code=2)
     service.write(a={"aliases": ["other"]}, b={})
     assert "beside 'b', too: a" in service.run("remove", "b", "--file", str(service.file), code=2)

@@ -22,8 +22,6 @@ _LOOK_S = 0.5
 _FAILED, _CHANGES = 1, 3
 _COLORS = {"added": "green", "removed": "red", "rolled": "yellow", "scaled": "cyan", "live": "cyan"}
 _FILE = Annotated[str, typer.Argument(metavar="FLEET.yaml", help="The fleet as it should be.")]
-Wait = Annotated[float, typer.Option(help="Seconds to wait until the fleet is there; 0 for not at all.")]
-TakeOver = Annotated[bool, typer.Option("--take-over", help="Even while another apply goes on.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +42,14 @@ class FleetTarget:
         hint = "The admin key is PENSTOCK_ADMIN_KEY, or --admin-key."
         service = Service(self.url, self.admin_key, key_hint=hint)
         return service.json(method, f"/admin/fleet{path}", body, timeout_s=_ANSWER_S, headers=headers)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetChange(FleetTarget):
+    """A change of it, and how long to follow it."""
+
+    wait: float = option("Seconds to wait until the fleet is there; 0 for not at all.", 1800.0)
+    take_over: bool = option("Even while another apply goes on.", False)
 
 
 def plan(
@@ -70,7 +76,7 @@ def plan(
     return _CHANGES if check and not found["is_empty"] else 0
 
 
-def apply(file: _FILE, target: FleetTarget, *, wait: Wait = 1800.0, take_over: TakeOver = False) -> int:
+def apply(file: _FILE, target: FleetChange) -> int:
     """Change a running service to what the file says. Replicas that need no change stay.
 
     Ends when the fleet is there. Exits with 1 when it is not, and says why, or what holds it up.
@@ -79,12 +85,10 @@ def apply(file: _FILE, target: FleetTarget, *, wait: Wait = 1800.0, take_over: T
     """
     fleet = read(file)
     planned = target.ask("POST", "/plan", {"fleet": fleet})
-    return apply_planned(target, fleet, planned, wait, take_over)
+    return apply_planned(target, fleet, planned)
 
 
-def apply_planned(
-    target: FleetTarget, fleet: dict[str, Any], planned: dict[str, Any], wait: float, take_over: bool
-) -> int:
+def apply_planned(target: FleetChange, fleet: dict[str, Any], planned: dict[str, Any]) -> int:
     """Shows the plan of a fleet and applies it, unless the service has changed since. Returns the exit code.
 
     Raises: Error.
@@ -92,25 +96,22 @@ def apply_planned(
     _show(planned)
     if planned["is_empty"]:
         return 0
-    body = {"fleet": fleet, "who": _who(), "take_over": take_over}
+    body = {"fleet": fleet, "who": _who(), "take_over": target.take_over}
     match = {"if-match": f'"{planned["version"]}"'}
-    return _followed(target, target.ask("PUT", "", body, **match)["version"], wait)
+    return _followed(target, target.ask("PUT", "", body, **match)["version"])
 
 
 def rollback(
-    target: FleetTarget,
+    target: FleetChange,
     version: Annotated[
         int | None, typer.Argument(help="Which.", show_default="the last one that was applied before")
     ] = None,
-    *,
-    wait: Wait = 1800.0,
-    take_over: TakeOver = False,
 ) -> int:
     """Apply an earlier version of the fleet again. `penstock history` shows them."""
-    body = {"who": _who(), "take_over": take_over} | ({} if version is None else {"version": version})
+    body = {"who": _who(), "take_over": target.take_over} | ({} if version is None else {"version": version})
     found = target.ask("POST", "/rollback", body)
     _show(found["plan"])
-    return _followed(target, found["version"], wait)
+    return _followed(target, found["version"])
 
 
 def history(target: FleetTarget, *, as_json: Json = False) -> None:
@@ -184,11 +185,11 @@ def _show_changes(changes: list[dict[str, Any]]) -> None:
         print(f"    {change['path']}: {before} -> {after}  ({change['cost']})")
 
 
-def _followed(target: FleetTarget, version: int, wait_s: float) -> int:
+def _followed(target: FleetChange, version: int) -> int:
     """Says what becomes of a version that is being applied. Returns the exit code."""
     print(f"Applying version {version}.")
     shown: set[str] = set()
-    deadline = time.monotonic() + wait_s
+    deadline = time.monotonic() + target.wait
     while time.monotonic() < deadline:
         time.sleep(_LOOK_S)
         try:
@@ -208,5 +209,5 @@ def _followed(target: FleetTarget, version: int, wait_s: float) -> int:
             if text not in shown:
                 shown.add(text)
                 print(f"    {text}")
-    print("It goes on; `penstock history` shows the outcome." if wait_s else "It goes on.")
-    return _FAILED if wait_s else 0
+    print("It goes on; `penstock history` shows the outcome." if target.wait else "It goes on.")
+    return _FAILED if target.wait else 0

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 import yaml
 
-from penstock.cli.client.fleet import FleetTarget, TakeOver, Wait, apply_planned, read
+from penstock.cli.client.fleet import FleetChange, apply_planned, read
 from penstock.cli.client.service import Service
 from penstock.cli.models.options import Arguments, Engine
 from penstock.errors import ConfigError
@@ -25,15 +22,12 @@ _File = Annotated[
 
 def add(
     model: Annotated[str, typer.Argument(help="A hub id or a local folder.")],
-    target: FleetTarget,
+    target: FleetChange,
     *,
     alias: Annotated[list[str] | None, typer.Option(help="Another name for it; may be repeated.")] = None,
     served_model_name: Annotated[str | None, typer.Option(help="Name that clients use.")] = None,
-    replicas: Annotated[int | None, typer.Option(help="Replicas of the model.", min=1)] = None,
     engine: Annotated[Engine | None, typer.Option(help="As for `serve`.", show_default="vllm")] = None,
     file: _File = None,
-    wait: Wait = 1800.0,
-    take_over: TakeOver = False,
 ) -> int:
     """Add a model to a running service, and to its file once it is there.
 
@@ -48,23 +42,19 @@ def add(
     if is_file(model):
         raise ConfigError(f"{model} is a file: name it in `llm_configs` of the fleet's file, and apply that.")
     source = os.path.abspath(model) if Path(model).is_dir() else model
-    given = Arguments(
-        sources=(source,), served_model_name=served_model_name, replicas=replicas, engine=engine
-    )
+    given = Arguments(sources=(source,), served_model_name=served_model_name, engine=engine)
     (config,) = make_plan(given).configs
     entry = document(config) | ({"aliases": alias} if alias else {})
-    where = file or _file_of(target.url)
-    text = with_model(_text(target, where), entry)
-    return _apply(target, config.model_id, where, text, wait, take_over)
+    where = _path(file, target.url)
+    before = _text(target, where)
+    return _apply(target, config.model_id, where, before, with_model(before, entry))
 
 
 def remove(
     name: Annotated[str, typer.Argument(help="Id of the model.")],
-    target: FleetTarget,
+    target: FleetChange,
     *,
     file: _File = None,
-    wait: Wait = 1800.0,
-    take_over: TakeOver = False,
 ) -> int:
     """Remove a model from a running service, and from its file. Its open streams end by themselves.
 
@@ -73,18 +63,21 @@ def remove(
     from penstock.config.fleet.file_text import without_model
     from penstock.config.messages.problems import unknown
 
-    where = file or _file_of(target.url)
-    text = _text(target, where)
+    where = _path(file, target.url)
+    before = text = _text(target, where)
     ids = _ids(text, where)
-    if name not in ids:
+    found = [index for index, one in enumerate(ids) if one == name]
+    if ids and not found:
         raise ConfigError(unknown("model", name, ids))
-    for index in reversed([i for i, one in enumerate(ids) if one == name]):
+    for index in reversed(found or [0]):  # a file without such a list is refused there
         text = without_model(text, index)
-    return _apply(target, name, where, text, wait, take_over)
+    return _apply(target, name, where, before, text)
 
 
-def _file_of(url: str) -> Path | None:
-    """The only file of the service that `penstock serve` of this user runs here at that address."""
+def _path(file: Path | None, url: str) -> Path | None:
+    """The file; by default the only one of the service that `penstock serve` of this user runs at `url`."""
+    if file is not None:
+        return file.resolve()
     from penstock.cli.serve import started
 
     address = Service(url).url.replace("//localhost", "//127.0.0.1")
@@ -92,8 +85,8 @@ def _file_of(url: str) -> Path | None:
     return Path(files[0]).resolve() if len(files) == 1 and files[0] else None
 
 
-def _text(target: FleetTarget, file: Path | None) -> str:
-    """Of the file, or of what runs. Raises: ConfigError for faults of the file, or secrets in what runs."""
+def _text(target: FleetChange, file: Path | None) -> str:
+    """Of the file, or of what runs. Raises: ConfigError for a fault there, or secrets here."""
     from penstock.config.messages.redact import STARS
 
     if file is not None:
@@ -103,9 +96,7 @@ def _text(target: FleetTarget, file: Path | None) -> str:
     # Keys that the command was given, or its environment, hold in every version; others show in the plan.
     fleet["gateway"] = {name: one for name, one in fleet.get("gateway", {}).items() if one != STARS}
     if STARS in repr(fleet):
-        raise ConfigError(
-            "The fleet has secrets, which the service does not show: name its file with --file."
-        )
+        raise ConfigError("The fleet has secrets that the service does not show: name its file, --file.")
     return yaml.safe_dump(fleet, sort_keys=False, allow_unicode=True)
 
 
@@ -121,36 +112,14 @@ def _ids(text: str, file: Path | None) -> list[str]:
     return ids
 
 
-def _apply(target: FleetTarget, name: str, file: Path | None, text: str, wait: float, take_over: bool) -> int:
-    """Applies what `text` says, if it changes only that model, and writes it into the file. Raises: Error."""
-    if file is None:
-        code = _apply_only(target, name, yaml.safe_load(text), wait, take_over)
-        if code == 0:
-            print(
-                f"No file says so, and the next start forgets it. As a file, the fleet is:\n\n{text}", end=""
-            )
-        return code
-    handle, draft = tempfile.mkstemp(prefix=f".{file.stem}-", suffix=file.suffix, dir=file.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as opened:
-            opened.write(text)
-        shutil.copymode(file, draft)
-        try:
-            fleet = read(draft)
-        except ConfigError as error:
-            raise ConfigError(str(error).replace(draft, str(file))) from error
-        code = _apply_only(target, name, fleet, wait, take_over)
-        if code == 0:
-            os.replace(draft, file)
-        print(f"{file} {'says so now' if code == 0 else 'is as it was'}.")
-        return code
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(draft)
+def _apply(target: FleetChange, name: str, file: Path | None, before: str, text: str) -> int:
+    """Applies `text`, if it changes that model only, and writes it into the file. Raises: Error."""
+    from penstock.config.fleet.document import document
+    from penstock.config.loading import yaml_source
+    from penstock.config.loading.serving_args import LLMServingArgs
 
-
-def _apply_only(target: FleetTarget, name: str, fleet: dict[str, Any], wait: float, take_over: bool) -> int:
-    """Applies a fleet that differs from the service's in that model. Raises: Error."""
+    found = yaml_source.parse(text, str(file or ""))
+    fleet = document(LLMServingArgs.parse(found.data, found.location)) if file else found.data
     planned = target.ask("POST", "/plan", {"fleet": fleet})
     others = [
         one["model"]
@@ -163,4 +132,20 @@ def _apply_only(target: FleetTarget, name: str, fleet: dict[str, Any], wait: flo
             f"The fleet would change beside {name!r}, too: {', '.join(others)}. Its file and what runs are "
             "not the same: look at `penstock plan`, and apply that first."
         )
-    return apply_planned(target, fleet, planned, wait, take_over)
+    code = apply_planned(target, fleet, planned)
+    if code == 0 and file is None:
+        print(f"No file says so, and the next start forgets it. The fleet as a file:\n\n{text}", end="")
+    if file is None or code:
+        return code
+    try:
+        if file.read_text(encoding="utf-8") != before:
+            raise ConfigError(
+                f"{file} has changed meanwhile: it is not written, and lacks what was done here."
+            )
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{file} cannot be written: {error.strerror}. It lacks what was done here."
+        ) from error
+    print(f"{file} says so now.")
+    return 0
