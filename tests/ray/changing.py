@@ -9,7 +9,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -188,7 +188,9 @@ def loaded(url: str, fleet: Fleet) -> Generator[Load]:
 
 @dataclass(slots=True)
 class Changes:
-    """Of a service of two gateways. said: what was done, for a failure's reader. fleets: by version."""
+    """Of a service of two gateways. said: what was done, for a failure's reader. fleets: by version. killed:
+    deployments of which the newest change has killed a process.
+    """
 
     command: Command
     url: str
@@ -197,10 +199,12 @@ class Changes:
     now: Fleet
     fleets: dict[int, Fleet]
     said: list[str] = field(default_factory=list[str])
+    killed: set[str] = field(default_factory=set[str])
 
-    def step(self, number: int, kind: str, victim: str) -> None:
-        """One change, about the time of which a process of the deployment `victim` is killed; "" for none."""
-        self.said.append(f"{number} {kind} {victim}")
+    def step(self, number: int, kind: str, victims: str) -> None:
+        """One change, about the time of which processes are killed. victims: beginnings of deployments."""
+        self.said.append(f"{number} {kind} {victims}")
+        self.killed.clear()
         before, now = self.processes(), self.now
         if kind == "faulty":
             broken = document(now)
@@ -229,21 +233,21 @@ class Changes:
             assert "no such weights" in self.newest()["outcome"]
         elif kind == "twice":
             time.sleep(self.rng.uniform(0, 2))
-        self.begin([now, *via][-2], via[-1], victim, kind)
+        self.begin([now, *via][-2], via[-1], victims, kind)
         wait_until(lambda: self.newest()["outcome"] != "applying", 240)
         self.now = via[-1]
         self.agrees()
-        self.check(before, [now, *via], victim)
+        self.check(before, [now, *via])
         self.load.names |= names(self.now)
         return None
 
-    def begin(self, now: Fleet, after: Fleet, victim: str = "", kind: str = "") -> None:
-        """Has it applied, once more if the victim's end left that open and there is no new version. The plan
+    def begin(self, now: Fleet, after: Fleet, victims: str = "", kind: str = "") -> None:
+        """Has it applied, once more if a victim's end left that open and there is no new version. The plan
         says what the table says.
         """
         body = {} if kind == "rollback" else {"fleet": document(after), "take_over": kind == "twice"}
         known = self.newest()["version"]
-        killing = threading.Timer(self.rng.uniform(0, 2.5), self.kill, [victim])
+        killing = threading.Timer(self.rng.uniform(0, 2.5), self.kill, [victims])
         killing.start()
         while True:
             try:
@@ -253,18 +257,24 @@ class Changes:
             if begun.status_code == 200:
                 assert {*begun.json()["plan"]["restarts"]} - {"LLMJobs"} == restarted(now, after)
                 break
-            assert begun.status_code in ((503, 412) if victim else ()), begun.text
+            assert begun.status_code in ((503, 412) if victims else ()), begun.text
             if wait_until(lambda: self.newest().get("version"), 240) > known:
                 break
         killing.join()
         self.fleets[wait_until(lambda: self.newest().get("version"), 240)] = after
 
-    def kill(self, victim: str) -> None:
-        if victim:
-            self.load.killed_at = time.monotonic() if victim == "LLMRouter" else 0.0
-            psutil.Process(self.rng.choice(sorted(self.processes()[victim]))).kill()
+    def kill(self, victims: str) -> None:
+        """A process of each."""
+        for victim in victims.split():
+            there = self.processes()
+            name = self.rng.choice(sorted(name for name in there if name.startswith(victim)))
+            if name == "LLMRouter":
+                self.load.killed_at = time.monotonic()
+            self.killed.add(name)
+            with suppress(psutil.NoSuchProcess):
+                psutil.Process(self.rng.choice(sorted(there[name]))).kill()
 
-    def check(self, before: Mapping[str, set[int]], via: Sequence[Fleet], killed: str = "") -> None:
+    def check(self, before: Mapping[str, set[int]], via: Sequence[Fleet]) -> None:
         """That the processes are those of the last of `via`, and none restarted without need."""
         first, *between, last = [via[0], *via]
         wanted = {"LLMRouter": 2, "LLMControl": 1}
@@ -279,7 +289,8 @@ class Changes:
             if name in must:
                 assert not kept, f"{name} was to restart"
             elif name not in may:
-                assert len(kept) == least - (name == killed), f"{name}: {before[name]} -> {after[name]}"
+                killed = name in self.killed
+                assert least - killed <= len(kept) <= least, f"{name}: {before[name]} -> {after[name]}"
         ready = {name.removeprefix(SERVER): one.replicas for name, one in deployments(last).items()}
         wait_until(lambda: {name: one["ready"] for name, one in self.health().items()} == ready)
         assert not self.load.failures

@@ -1,6 +1,5 @@
 """Commands that talk to a running service over HTTP; none imports Ray or a config.
 
-service (the HTTP client of all), chat, status (and models), batches, ctl (admin endpoints), fleet (a fleet
-becomes what its file says), keys (a file of them), usage, bench (the load generator, which is
-`penstock.bench`).
+service (the HTTP client of all), chat, status (and models), batches, ctl (admin endpoints), fleet (by its
+file), keys (a file of them), usage, bench (the load generator, which is `penstock.bench`).
 """

@@ -3,5 +3,5 @@
 port (is the address free), run (inside the guard: start, show, wait, stop), startup (its blocking steps),
 ray_cluster (Ray and Serve), display (the terminal while it starts), greeting (what it prints when it serves),
 durations (of an earlier start), started (which services run here; `penstock stop`), logs (`penstock logs`),
-fleet_models (a model more or less in a running service and its file).
+fleet_models (`penstock add` and `remove`).
 """
