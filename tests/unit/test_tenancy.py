@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import calendar
+import heapq
 import random
 import sqlite3
 import time
@@ -578,3 +579,53 @@ async def test_rows_of_a_batch_are_charged_until_a_budget_is_used_up(limited: di
     (row,) = tenants.usage.counters._rows.values()
     assert (row.requests, row.output_tokens, row.cost) == (9, 180, nano(0.9))
     await tenants.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_requests_over_three_gateways_keep_a_limit_and_use_it(store: UsageStore, patched, seed: int):
+    """As above, of requests that take less than they reserve, and end later; far more is asked than may run.
+    When one is refused, all gateways have counted 95 % of the limit, but for the first second or two.
+    """
+    limit, seconds, draw = 60_000, 300, random.Random(seed)
+    clock = 1000.0
+    patched(time, "monotonic", lambda: clock)
+
+    def start() -> Process:
+        made = Process(store, tokens_per_minute=limit)
+        made.clock = clock
+        made.settle()
+        made.settle()
+        return made
+
+    gateways = [start() for _ in range(3)]
+    shares = [draw.uniform(0.2, 1) for _ in gateways]
+    open_: list[tuple[float, int, Process, Open]] = []
+    taken, used, asked = [0] * seconds, list[int](), 0
+    for tenth in range(seconds * 10):
+        clock = 1000.0 + tenth / 10
+        while open_ and open_[0][0] <= clock:
+            _, _, one, request = heapq.heappop(open_)
+            took = round(request.tokens * draw.uniform(0.8, 1))
+            request.settle(took, int(clock), TODAY)
+            taken[request.begun - 1000] += took
+        for i, one in enumerate(gateways):
+            one.clock = clock
+            for _ in range(4):
+                if draw.random() < shares[i]:
+                    tokens = round(draw.uniform(20, 180))
+                    try:
+                        request = reserve(one.allowance, tokens, clock)
+                    except Overloaded:
+                        if tenth % 10 == 9:
+                            used.append(sum(other.allowance.tokens.used for other in gateways))
+                        continue
+                    asked += 1
+                    heapq.heappush(open_, (clock + draw.expovariate(0.5), asked, one, request))
+            if tenth % 10 == 3 * i:
+                one.settle()
+    for *_, request in open_:
+        taken[request.begun - 1000] += request.tokens
+    minutes = [sum(taken[begin : begin + 60]) for begin in range(seconds - 59)]
+    assert max(minutes) <= 1.03 * limit
+    assert sum(taken) >= 0.95 * 5 * limit
+    assert sum(one < 0.95 * limit for one in used) <= 0.005 * len(used)
