@@ -12,6 +12,7 @@ import jwt
 import pytest
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from served import Served, chat
 
 from penstock.serve.gateway.catalogue import ServedModel
@@ -25,7 +26,7 @@ SECRET = "a-secret-of-more-than-32-characters"
 
 
 def public(key: Any, kid: str, **more: str) -> dict[str, str]:
-    kind = jwt.algorithms.ECAlgorithm if key is EC else jwt.algorithms.RSAAlgorithm
+    kind = ECAlgorithm if key is EC else RSAAlgorithm
     return {**json.loads(kind.to_jwk(key.public_key())), "kid": kid, "use": "sig", **more}
 
 
@@ -45,9 +46,8 @@ class Issuer:
         app.router.add_get("/keys", self._keys)
         self.runner = web.AppRunner(app)
         await self.runner.setup()
-        site = web.TCPSite(self.runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+        await web.TCPSite(self.runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self.runner.addresses[0][1]}"
 
     async def _about(self, _: web.Request) -> web.Response:
         return web.json_response({"issuer": self.url, "jwks_uri": f"{self.url}/keys"})
