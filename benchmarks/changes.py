@@ -1,11 +1,12 @@
 """What users notice while a fleet is changed under load: requests lost, streams broken, silence.
 
-    python -m benchmarks.changes [--change update,single,surge,fewer,load,zero] [--streams 16] [--json FILE]
+    python -m benchmarks.changes [--change update,single,surge,fewer,load,zero,move] [--streams 16]
 
 "update": `serve.run` with another engine argument, two replicas. "single": the same with one replica;
 "surge": with one, and `max_surge_percent` 100. "fewer": `serve.run` with one replica instead of two. "load":
 a burst has autoscaling start a second replica, its end has it stopped. "zero": a request that has the only
-one started.
+one started. "move": two simulated replicas are replaced by two that give the same answers, under 64 streams
+of 2,000 tokens, which take some 20 s each: they go on at the new ones.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from benchmarks.command import add_common, choices, cleaned_up, refuse_strangers, say
 from benchmarks.contestants import free_port
@@ -75,24 +79,35 @@ class Fleet:
 
     def deploy(self, deployment: dict[str, Any], **engine: Any) -> float:
         """Seconds until Serve says that it is as it shall be."""
+        return self._run(
+            {
+                "model_loading_config": {"model_id": MODEL_ID, "model_source": str(self._workload.model)},
+                "accelerator_config": {"kind": "cpu"},
+                "engine_kwargs": {**self._workload.engine_kwargs(), **engine},
+                "deployment_config": deployment,
+            }
+        )
+
+    def simulate(self, **more: Any) -> float:
+        """The same with two simulated replicas. more: of the model's config."""
+        engine = {"step_base_ms": 10, "step_per_request_ms": 0, "max_model_len": 8192}
+        model = {"model_loading_config": {"model_id": MODEL_ID}, "llm_engine": "sim", "engine_kwargs": engine}
+        return self._run({**model, "deployment_config": _TWO, **more})
+
+    def _run(self, model: dict[str, Any]) -> float:
         from ray import serve
 
         from penstock.serve import build_openai_app
 
-        model = {
-            "model_loading_config": {"model_id": MODEL_ID, "model_source": str(self._workload.model)},
-            "accelerator_config": {"kind": "cpu"},
-            "engine_kwargs": {**self._workload.engine_kwargs(), **engine},
-            "deployment_config": deployment,
-        }
         began = time.monotonic()
         serve.run(build_openai_app({"llm_configs": [model], "gateway": {"port": self.port}}), name=_APP)
         return time.monotonic() - began
 
-    def load(self, streams: int | None = None) -> Generator:
+    def load(self, streams: int | None = None, tokens: int | None = None) -> Generator:
         """Until it is stopped."""
+        workload = replace(self._workload, tokens=tokens or self._workload.tokens)
         return Generator(
-            self.port, self._workload, streams=streams or self.streams, warmup_s=0, seconds=2 * _LIMIT_S
+            self.port, workload, streams=streams or self.streams, warmup_s=0, seconds=2 * _LIMIT_S
         )
 
     @contextmanager
@@ -135,6 +150,22 @@ def _with_load(fleet: Fleet) -> Outcome:
     return Outcome.of("load", more_s + fewer_s, _ended(quiet), bursted, more=more)
 
 
+def _moved(fleet: Fleet) -> Outcome:
+    start_s = fleet.simulate()
+    load = fleet.load(64, 2000)
+    time.sleep(_BEFORE_S)
+    took_s = fleet.simulate(slo={"ttft_ms": 60_000})  # answers do not depend on it
+    time.sleep(_AFTER_S)
+    figures = httpx.get(f"http://127.0.0.1:{fleet.port}/metrics").text
+    went_on = sum(float(n) for n in re.findall(r"^penstock_streams_continued_total.* (\S+)$", figures, re.M))
+    ended = _ended(load)
+    most_s = ended.figures["itl_ms"]["max"] / 1000
+    more = (
+        f"first start {start_s:.1f} s; {went_on:.0f} streams went on, the longest pause of one {most_s:.1f} s"
+    )
+    return Outcome.of("move", took_s, ended, more=more)
+
+
 def _from_zero(fleet: Fleet) -> Outcome:
     fleet.deploy({"autoscaling_config": {"min_replicas": 0, "max_replicas": 1, **_SOON}})
     with fleet.rotation() as rotation:
@@ -165,6 +196,7 @@ CHANGES: dict[str, Callable[[Fleet], Outcome]] = {
     "fewer": _redeployed("fewer", _TWO, _ONE),
     "load": _with_load,
     "zero": _from_zero,
+    "move": _moved,
 }
 
 

@@ -450,8 +450,9 @@ static void print_samples(const char *name, Samples *samples) {
     double sum = 0;
     if (samples->count) qsort(samples->values, samples->count, sizeof(double), ascending);
     for (size_t i = 0; i < samples->count; i++) sum += samples->values[i];
-    printf("\"%s\":{\"p50\":%.3f,\"p90\":%.3f,\"p99\":%.3f,\"mean\":%.3f},", name, percentile_ms(samples, 0.5),
-           percentile_ms(samples, 0.9), percentile_ms(samples, 0.99),
+    printf("\"%s\":{\"p50\":%.3f,\"p90\":%.3f,\"p99\":%.3f,\"max\":%.3f,\"mean\":%.3f},", name,
+           percentile_ms(samples, 0.5), percentile_ms(samples, 0.9), percentile_ms(samples, 0.99),
+           percentile_ms(samples, 1),
            samples->count ? 1e3 * sum / (double)samples->count : 0);
 }
 
