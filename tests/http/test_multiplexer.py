@@ -6,9 +6,14 @@ from typing import Any
 
 import httpx
 import pytest
-from served import Served, chat, until
+from served import NODE, Served, chat, until
 
+from penstock.engine import Load
 from penstock.request_context import EventFrame, shortcut
+from penstock.serve.http.private_listener import PrivateListener
+from penstock.serve.replica.frontend.listener import Listener
+from penstock.serve.replica.frontend.status_link import StatusSource
+from penstock.transport import link
 from penstock.transport.connection import STREAM, ReplicaConnection
 from penstock.transport.multiplexer import StreamReceiver, StreamSender
 
@@ -64,16 +69,25 @@ async def numbers(http: httpx.AsyncClient) -> list[str]:
     return [line.split()[1] for line in answer.text.splitlines() if line.startswith("data: ")]
 
 
-async def until_multiplexed(served: Served) -> None:
-    """The link reports that a replica is ready; the multiplexed connection follows it."""
-    pools = served._gateway._links._pools.values()
-    await until(lambda: pools and all(pool.multiplexer._carrier is not None for pool in pools))
+async def test_a_replica_s_first_stream_is_multiplexed_however_late_it_listens(
+    served: Served, carried: list[bytes]
+):
+    await served.gateway("m")
+    sockets = PrivateListener("late", NODE, None)
+    served.add("m", sockets.own_address)  # Serve names it before it listens
+    await asyncio.sleep(0.3)
+    facts = StatusSource(load=Load, hello=lambda: link.Hello("m", 8))
+    await sockets.listen(Listener(Steps(3), facts, sockets), 4)
+    await served.until_ready("m", sockets.own_address)
+    async with served.http() as http:
+        await numbers(http)
+    await sockets.close(grace_s=0)
+    assert events(b"".join(carried)) == 4
 
 
 async def test_streams_arrive_whole_and_in_order_many_in_a_piece(served: Served, carried: list[bytes]):
     await served.gateway("m")
     await served.app(Steps(200))
-    await until_multiplexed(served)
     async with served.http() as http:
         answers = await asyncio.gather(*(numbers(http) for _ in range(20)))
     assert all(answer == [*map(str, range(200)), "[DONE]"] for answer in answers)
@@ -84,7 +98,6 @@ async def test_streams_arrive_whole_and_in_order_many_in_a_piece(served: Served,
 async def test_json_answers_stay_on_their_own_connections(served: Served, carried: list[bytes]):
     await served.gateway("m")
     await served.replica()
-    await until_multiplexed(served)
     async with served.http() as http:
         assert (await http.post(CHAT, json=chat())).json()["choices"]
     assert not carried
@@ -94,7 +107,6 @@ async def test_clients_neither_send_nor_see_a_streams_number(served: Served):
     await served.gateway("m")
     app = Steps(1)
     await served.app(app)
-    await until_multiplexed(served)
     async with served.http() as http:
         answer = await http.post(CHAT, json=chat(stream=True), headers={STREAM.decode(): "77"})
     assert app.asked == [None]
@@ -109,7 +121,6 @@ async def test_a_client_that_does_not_read_stops_its_own_stream_alone(served: Se
         await (slow if (b"x-slow", b"1") in scope["headers"] else quick)(scope, receive, send)
 
     await served.app(app)
-    await until_multiplexed(served)
     async with served.http() as http:
         request = http.build_request("POST", CHAT, json=chat(stream=True), headers={"x-slow": "1"})
         answer = await http.send(request, stream=True)
@@ -127,7 +138,6 @@ async def test_a_client_that_does_not_read_stops_its_own_stream_alone(served: Se
 async def test_a_client_that_leaves_frees_its_stream(served: Served):
     await served.gateway("m")
     await served.replica(step_base_ms=5)
-    await until_multiplexed(served)
     pool = next(iter(served._gateway._links._pools.values()))
     async with served.http() as http:
         async with http.stream(
@@ -144,7 +154,6 @@ async def test_a_multiplexed_connection_that_breaks_ends_its_streams_with_an_err
 ):
     await served.gateway("m")
     await served.replica(version="", step_base_ms=5)
-    await until_multiplexed(served)
     pool = next(iter(served._gateway._links._pools.values()))
     async with served.http() as http:
         long = chat(stream=True, max_tokens=5000, ignore_eos=True)
@@ -155,7 +164,6 @@ async def test_a_multiplexed_connection_that_breaks_ends_its_streams_with_an_err
             told += [line async for line in lines]
         assert any('"error"' in line for line in told)
         assert not any("[DONE]" in line for line in told)
-        await until_multiplexed(served)
         assert (await http.post(CHAT, json=chat(stream=True))).text.endswith("data: [DONE]\n\n")
 
 
@@ -170,7 +178,6 @@ async def test_a_connection_that_broke_before_the_answer_began_costs_the_stream_
 
     await served.gateway("m")
     listener = await served.app(app)
-    await until_multiplexed(served)
     async with served.http() as http:
         asked = asyncio.create_task(numbers(http))
         await entered.wait()
@@ -197,7 +204,6 @@ async def test_unmultiplexed_streams_come_on_their_own_connections(served: Serve
 async def test_a_replica_that_leaves_finishes_its_streams_and_then_its_connection_ends(served: Served):
     await served.gateway("m")
     replica = await served.replica(step_base_ms=5)
-    await until_multiplexed(served)
     pool = next(iter(served._gateway._links._pools.values()))
     async with served.http() as http:
         long = chat(stream=True, max_tokens=100, ignore_eos=True)
@@ -236,7 +242,6 @@ class Texts:
 async def test_texts_that_wait_leave_as_one_event_and_others_alone(served: Served):
     await served.gateway("m")
     await served.app(Texts([b"x"], [b"y", b"z\\n", b"w"], [b"v"]))
-    await until_multiplexed(served)
     async with served.http() as http:
         answer = await http.post(CHAT, json=chat(stream=True))
     told = [line[6:] for line in answer.text.splitlines() if line]
@@ -257,7 +262,6 @@ async def test_pieces_of_a_stream_that_come_together_leave_in_one_chunk(served: 
 
     await served.gateway("m")
     await served.app(app)
-    await until_multiplexed(served)
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port.number)
     body = json.dumps(chat(stream=True)).encode()
     fields = f"host: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"

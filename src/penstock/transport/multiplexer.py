@@ -172,6 +172,8 @@ class StreamReceiver:
         self._records: dict[int, StreamRecord] = {}
         self._carrier: ReplicaConnection | None = None
         self._closing = False
+        self.settled = asyncio.Event()
+        """Set once the replica has taken or refused the connection for the first time."""
 
     def attach(self, connection: ReplicaConnection, record: StreamRecord) -> bytes:
         """The header line for the next request on `connection`; empty while nothing is multiplexed.
@@ -205,9 +207,11 @@ class StreamReceiver:
         """
         carrier.request(link.request_head("POST", PATH, secret, gateway_id, link.CHUNKED))
         head = await carrier.head()
+        if head.status == 200:
+            self._carrier = carrier
+        self.settled.set()
         if head.status != 200:
             raise ConnectionAbortedError(f"the replica refused to multiplex with status {head.status}")
-        self._carrier = carrier
         if self._closing:
             self.close()
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from penstock.transport.pool import Pool
 log = logging.getLogger(__name__)
 
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.05, 1.0
+_MULTIPLEXED_S = 1.0  # for the multiplexed connection, before a replica's first report counts
 _ASK_AGAIN_S = 10.0  # while a replica on another node refuses connections
 _MOST_BYTES = 8 << 20  # of a response that is read whole
 _SHOWN_BYTES = 500
@@ -151,6 +153,9 @@ class ReplicaLinks:
 
         connection = await pool.connect()
         try:
+            with suppress(TimeoutError):  # a stream that begins before cannot go on elsewhere
+                async with asyncio.timeout(_MULTIPLEXED_S):
+                    await pool.multiplexer.settled.wait()
             secret, aliases = replica.address.secret, self._aliases.get(replica.model_id, ())
             await link.listen(connection, secret, self._gateway_id, received, aliases)
         except TimeoutError:
@@ -162,6 +167,7 @@ class ReplicaLinks:
 
     async def _keep_multiplexed(self, replica: Replica, pool: Pool) -> None:
         """Keeps the multiplexed connection; after the replica has left, only until its open streams end."""
+        retry_s = _RETRY_FIRST_S
         while self._pools.get(replica) is pool:
             carrier = None
             try:
@@ -174,7 +180,9 @@ class ReplicaLinks:
             finally:
                 if carrier is not None:
                     carrier.abort()
-            await asyncio.sleep(_RETRY_MOST_S)
+                    retry_s = _RETRY_MOST_S
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, _RETRY_MOST_S)
 
     def _ask_for_network(self, model_id: str) -> bool:
         """Whether a call was made: one call serves all replicas of a model that refuse at the same time.
