@@ -408,7 +408,8 @@ async def test_a_client_that_reads_slowly_gets_each_event_once(served: Served):
     assert same(got.decode()).partition("data: ")[2].rstrip() == whole.partition("data: ")[2].rstrip()
 
 
-async def test_streams_leave_a_replica_that_drains_and_it_waits_for_none(served: Served):
+@pytest.mark.parametrize("serve_says_so", [False, True])
+async def test_streams_leave_a_replica_that_drains_and_it_waits_for_none(served: Served, serve_says_so: bool):
     await served.gateway("m")
     leaving = await served.replica(**SLOWLY | {"step_base_ms": 20})
     async with served.http() as http:
@@ -417,6 +418,8 @@ async def test_streams_leave_a_replica_that_drains_and_it_waits_for_none(served:
         await until(lambda: leaving.engine.load().running == 8)
         staying = await served.replica(**SLOWLY)
         whole = same(await answer(http, "chat", **long))
+        if serve_says_so:
+            served.remove("m", leaving.address)
         assert await leaving.listener.drain(60) == 0
         assert staying.engine.load().running == 8
         assert {same(text) for text in await asyncio.gather(*asking)} == {whole}

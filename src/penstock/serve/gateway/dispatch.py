@@ -164,11 +164,14 @@ class Dispatch:
         return served
 
     def offer(self, replica: Replica) -> None:
-        """Called for each report of a replica: it may have room for a queued request."""
+        """Called for each report of a replica, and when it leaves: it may have room for a queued request, or
+        for streams of one that drains. Serve may say so before the replica does.
+        """
         if (served := self._served.get(replica.model_id)) is not None:
             served.queue.offer(replica)
-            if replica.state == "draining":
-                self._streams.move(replica, served.queue)
+            for other in self._streams.replicas(replica.model_id):
+                if other.state in _LEAVING:
+                    self._streams.move(other, served.queue)
 
     def served_elsewhere(self, model_id: str, tier: str, tenant: str, price: float) -> None:
         """Another gateway has served so many priced tokens."""

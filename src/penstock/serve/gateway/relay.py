@@ -179,8 +179,12 @@ class OpenStreams:
         if not self._at[replica]:
             del self._at[replica]
 
+    def replicas(self, model_id: str) -> list[Replica]:
+        """Those that give some."""
+        return [replica for replica in self._at if replica.model_id == model_id]
+
     def move(self, replica: Replica, queue: AdmissionQueue) -> None:
-        """Has streams of a replica that drains go on elsewhere, as far as others have room at once."""
+        """Has streams of a replica that leaves go on elsewhere, as far as others have room at once."""
         for stream, (asked, tier) in list(self._at.get(replica, {}).items()):
             if stream.lease or stream.connection is None or not stream.reply.streaming or stream.lost:
                 continue
