@@ -27,7 +27,7 @@ from penstock.openai.response_items import item_number, new_id
 from penstock.serve.control.deployment import LLMControl
 from penstock.serve.control.link import PATH
 from penstock.serve.tenancy.limits import Periods
-from penstock.serve.tenancy.usage import Settlement, Totals
+from penstock.serve.tenancy.usage import Settlement, Totals, UsageRow
 
 pytestmark = pytest.mark.parity("X6")
 
@@ -86,6 +86,44 @@ async def test_files_and_batches_are_their_tenants_alone(served: Served, jobs: J
     await jobs.restart()
     assert (await ann.batches.retrieve(batch.id)).id == batch.id
     assert (await ann.files.delete(files[0])).deleted
+
+
+@pytest.mark.parametrize(
+    ("limit", "code"),
+    [
+        ("tokens_per_minute", "rate_limit_exceeded"),
+        ("tokens_per_day", "insufficient_quota"),
+        ("tokens_per_month", "insufficient_quota"),
+        ("cost_per_month", "insufficient_quota"),
+    ],
+)
+async def test_a_tenant_over_its_budget_still_reaches_what_takes_no_tokens(
+    served: Served, jobs: JobsServed, limit: str, code: str
+):
+    keys = [key(ANN, "ann", limits={"tokens_per_day": 30_000, limit: 5_000, "requests_per_minute": 20})]
+    await in_front(served, jobs, api_key="the-key", keys=keys, prices={"m": {"input": 1e6}})
+    await served.replica(reply="yes")
+    ann, http = served.openai(ANN), served.http(headers=bearer(ANN))
+    jobs.budget = 0
+    served._gateway._tenants.add_rows("ann", "k", ["m"], UsageRow(1, 29_000))
+    batch = await submitted(ann, line("a"))
+    while (batch := await ann.batches.retrieve(batch.id)).status not in ENDED:  # noqa: ASYNC110
+        await asyncio.sleep(0.5)
+    assert (batch.status, batch.request_counts.failed) == ("completed", 1)
+    assert "insufficient_quota" in (await ann.files.content(batch.error_file_id)).text
+    assert [one.id for one in (await ann.batches.list()).data] == [batch.id]
+    with pytest.raises(openai.ConflictError):
+        await ann.batches.cancel(batch.id)
+    assert (await ann.files.delete(batch.input_file_id)).deleted
+    assert (await http.get(f"/v1/responses/{new_id('0' * 16)}")).status_code == 404
+    assert (await http.post("/tokenize", json={"model": "m", "prompt": "a"})).status_code == 200
+    assert (await http.get("/v1/models")).status_code == 200
+    for path in ("/v1/chat/completions", "/v1/audio/transcriptions"):
+        refused = await http.post(path, json=chat())
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, code)
+    codes = [(await http.get("/v1/batches")).status_code for _ in range(15)]
+    assert (codes[0], codes[-1]) == (200, 429)  # limits of requests hold
+    await http.aclose()
 
 
 async def test_a_client_cannot_name_an_owner_itself(served: Served, jobs: JobsServed):

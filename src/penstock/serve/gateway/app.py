@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _USAGE_ON_REQUEST = ("/v1/chat/completions", "/v1/completions")  # of streams; others always report it
+_FREE = ("/tokenize", "/detokenize", "/tokenizer_info")  # beside what is stored, which was counted before
 _PIECES = 10_000  # of an answer that is written beside its shadow's
 _RESPONSES = "/v1/responses"  # there, engines repeat the `service_tier` of the body
 
@@ -421,16 +422,16 @@ class Gateway:
         adapter: str,
         tier: Tier,
     ) -> None:
-        """Reserves what a tenant's request may take. content: None for one without tokens.
+        """Reserves what a tenant's request may take. content: None for one of files or batches.
 
         Raises: RateLimited, QuotaExhausted; BadRequest, Forbidden for one that asks for too much.
         """
         if (grant := request.grant) is None or self._tenants is None:
             return
-        if content is None or request.route.argument is not None:  # what is stored was counted before
-            request.meter = meter = self._tenants.begin(grant, Asked(), model, adapter, tier)
+        path = request.route.path
+        if content is None or request.route.argument is not None or path in _FREE:
+            request.meter = meter = self._tenants.begin(grant, Asked(free=True), model, adapter, tier)
         else:
-            path = request.route.path
             if self._config.isolate_cache:
                 content.salt(grant.tenant, path)
             asked = content.asked(path, grant.most_tokens, self._table.max_model_len(model))

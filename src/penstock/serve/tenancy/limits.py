@@ -326,8 +326,10 @@ class Allowance:
                 if budget is not None:
                     budget.enter(today.month)
 
-    def fits(self, tokens: int, cost: int, second: int, today: Periods) -> bool:
-        """Whether a request that begins now may reserve so much. Finds how much more surely fits."""
+    def fits(self, tokens: int, cost: int, second: int, today: Periods, *, free: bool = False) -> bool:
+        """Whether a request that begins now may reserve so much. Finds how much more surely fits. free: it
+        fits whatever tokens and money are left.
+        """
         self.move(second, today)
         requests, counted, costs = self.requests, self.tokens, self.costs
         left, money = _NO_LIMIT, _NO_LIMIT
@@ -337,9 +339,9 @@ class Allowance:
             left = min(left, self.month.most - self.month.used(today.month))
         if self.cost is not None:
             money = self.cost.most - self.cost.used(today.month)
-        if requests.open >= self.most_open or tokens > left or cost > money:
+        if requests.open >= self.most_open or (not free and (tokens > left or cost > money)):
             return False
-        if not (requests.fits(1) and counted.fits(tokens)):
+        if not (requests.fits(1) and (free or counted.fits(tokens))):
             requests.refused += 1
             counted.refused += tokens if requests.fits(1) else 0
             return False
@@ -421,9 +423,18 @@ def _limited(budget: Budget, most: int | None) -> Budget | None:
 
 
 def reserve(
-    allowances: Sequence[Allowance], tokens: int, second: int, today: Periods, seconds: float, cost: int = 0
+    allowances: Sequence[Allowance],
+    tokens: int,
+    second: int,
+    today: Periods,
+    seconds: float,
+    cost: int = 0,
+    *,
+    free: bool = False,
 ) -> None:
-    """With all allowances, or with none. cost: in nano-units. Raises: RateLimited, QuotaExhausted."""
+    """With all allowances, or with none. cost: in nano-units. free: for a request that takes neither tokens
+    nor money: only limits of requests refuse it. Raises: RateLimited, QuotaExhausted.
+    """
     for one in allowances:
         requests, counted = one.requests, one.tokens
         number, amount = requests.reserved + 1, counted.reserved + tokens
@@ -433,7 +444,7 @@ def reserve(
             number > requests.sure
             or amount > counted.sure
             or (one.cost is not None and one.costs.reserved + cost > one.costs.sure)
-        ) and not one.fits(tokens, cost, second, today):
+        ) and not one.fits(tokens, cost, second, today, free=free):
             begun = allowances[: allowances.index(one)]
             settle(begun, (tokens, cost), (0, 0), second, second, today)
             for other in begun:

@@ -32,13 +32,15 @@ TokenCounts = tuple[int, int, int, int]
 @dataclass(slots=True)
 class Asked:
     """What a request may take. answer_tokens: of all choices together; None where it does not say. hides:
-    whether the client must not see the usage that the gateway has asked for.
+    whether the client must not see the usage that the gateway has asked for. free: it can take neither tokens
+    nor money.
     """
 
     prompt_tokens: int = 0
     answer_tokens: int | None = 0
     streams: bool = False
     hides: bool = False
+    free: bool = False
 
 
 class RequestMeter(Charge):

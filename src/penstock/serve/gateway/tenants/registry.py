@@ -147,7 +147,7 @@ class Tenants:
         tokens, price = asked.prompt_tokens + most, self._prices.find(model, adapter)
         cost = 0 if price is None else price.cost(asked.prompt_tokens, 0, most)
         try:
-            reserve(grant.limited, tokens, second, self._day(seconds), seconds, cost)
+            reserve(grant.limited, tokens, second, self._day(seconds), seconds, cost, free=asked.free)
         except Overloaded:
             self._refused[grant.tenant] += 1
             self.usage.hurry()
