@@ -13,6 +13,7 @@ import pytest
 from served import Served, chat, until
 
 from penstock.config import GatewayConfig
+from penstock.config.schema.tenants import hashed
 from penstock.errors import ConfigError
 from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.catalogue import LiveState, ServedModel
@@ -115,6 +116,18 @@ async def test_a_change_that_cannot_be_had_changes_nothing(served: Served, tmp_p
             assert (await http.post("/v1/chat/completions", json=chat(300 * "a"))).status_code == 413
             assert (await http.post("/v1/chat/completions", json=chat("a"))).status_code == 200
             assert [one["id"] for one in (await http.get("/v1/models")).json()["data"]] == ["m"]
+
+
+async def test_the_first_tenants_of_a_running_service_are_in_the_audit(served: Served, tmp_path: Path):
+    file = tmp_path / "keys.yaml"
+    file.write_text("keys: [{tenant: t, name: n, key: the-only-key-of-tenant-t}]")
+    config = {"api_key": "the-key", "keys_file": str(file), "tenants": {"u": {"weight": 2}}}
+    gateway = await served.gateway(M, api_key="the-key")
+    for _ in range(2):
+        await change(gateway, M, **config)
+    key_id = hashed("the-only-key-of-tenant-t")[7:15]
+    added = [f"key t/n ({key_id}) added: {{}}", 'tenant u added: {"weight":2.0}']
+    assert gateway._tenants.usage.counters.changes == [("the fleet's file", what) for what in added]
 
 
 async def test_keys_begin_and_end_to_be_asked_for(served: Served, tmp_path: Path):

@@ -178,7 +178,7 @@ class Gateway:
         if self._tenants is None and config.keyed:
             tenants = self._make_tenants(config)
             try:
-                await tenants.start()
+                await tenants.start(is_late=True)
             except BaseException:
                 await tenants.close()
                 raise

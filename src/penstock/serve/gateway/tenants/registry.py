@@ -70,9 +70,10 @@ class Tenants:
             settle, lambda: self.keys.allowances, is_gateway=metrics is not None, served=served
         )
 
-    async def start(self) -> None:
+    async def start(self, *, is_late: bool = False) -> None:
         """Begins without a file of keys that cannot be read, and takes it when it can: a gateway that
-        restarts must open its port.
+        restarts must open its port. is_late: the service has run without tenants, so the first that `follow`
+        takes are changes for the audit.
         """
         try:
             self.follow(self._config, await read_keys(self._config))
@@ -83,6 +84,8 @@ class Tenants:
             log.error("%s", text)
             progress.note(text)
         await self.usage.start()
+        if is_late:
+            self._known = KeysConfig()
 
     def follow(self, config: GatewayConfig, found: FoundKeys) -> None:
         """Takes the keys and tenants of this config from now on; those that stay keep their counts."""
@@ -116,8 +119,8 @@ class Tenants:
             scopes: list[Scope] = [*USUAL_SCOPES, "metrics"]
             key_hash = hashed(config.api_key.get_secret_value())
             own = [KeyConfig(tenant=DEFAULT_TENANT, name=DEFAULT_TENANT, hash=key_hash, scopes=scopes)]
-        keys, tenants = [*own, *config.keys, *found.keys], {**config.tenants, **found.tenants}
-        self.keys.replace(keys, tenants)
+        keys, tenants = [*config.keys, *found.keys], {**config.tenants, **found.tenants}
+        self.keys.replace([*own, *keys], tenants)
         self.keys.is_partial = False
         before, self._known = self._known, KeysConfig.model_construct(keys=keys, tenants=tenants)
         if before is not None:
