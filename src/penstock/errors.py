@@ -182,5 +182,13 @@ def reason(text: str) -> str:
 
 
 def reasons(messages: Iterable[str]) -> str:
-    """Each of them once; "" for none, and for messages that say nothing."""
-    return " ".join(dict.fromkeys(reason(message) for message in messages if message))
+    """Each of them once, also when one quotes another; "" for none, and for messages that say nothing."""
+    found = {text.rstrip(" ."): text for text in map(reason, filter(None, messages))}
+    return " ".join(
+        text for bare, text in found.items() if not any(bare in one for one in found.keys() - {bare})
+    )
+
+
+def sentence(text: str) -> str:
+    """The text with a full stop at its end."""
+    return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -103,6 +103,10 @@ def test_a_broken_file_changes_nothing(service: Service):
     assert "model_loading_config" in service.run("apply", str(service.file), code=2)
     file = service.write(a={"engine_kwargs": {"no_such": 1}}, b={})
     assert "no_such" in service.run("apply", file, code=2)
+    file = service.write(a={"lora_config": {"dynamic_lora_loading_path": "./nothere"}}, b={})
+    for command in ("plan", "apply"):
+        assert "nothere' does not exist on this machine" in service.run(command, file, code=2)
+    assert "nothere' does not exist" in service.run("add", "./nothere", code=2)
     service.file.write_text(yaml.safe_dump({**fleet(a={}, b={}), "gateway": {"keys_file": "no-keys.yaml"}}))
     assert "no-keys.yaml" in service.run("apply", file, code=2)
     assert (service.pids(), service.newest()) == before
@@ -192,6 +196,8 @@ def test_a_version_that_cannot_start_is_told_and_the_old_one_answers(service: Se
     file = service.write(a={"engine_kwargs": {"start_error": "no such weights"}}, b={})
     said = service.run("apply", file, code=1)
     assert "no such weights" in said
+    assert ".." not in said
+    assert "`penstock rollback`" in said
     assert service.newest()["outcome"].startswith("failed")
     assert service.ask("a").status_code == 200
     assert "is not there: failed" in service.run("plan", file, "--check", code=3)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.client.fleet import FleetTarget, _followed
-from penstock.errors import Conflict, NotFound
+from penstock.cli.client.fleet import FleetChange, _followed
+from penstock.errors import Conflict, NotFound, reasons, sentence
 from penstock.serve.control.desired import DesiredStates
 from penstock.serve.control.fleet import APPLIED, APPLYING, SUPERSEDED, FleetVersions
 
@@ -53,10 +53,15 @@ def test_only_an_apply_that_goes_on_ends(file: Path, patched):
     assert note.startswith("Version 1 of the fleet, by ci (a live): superseded. ")
 
 
+def test_the_same_reason_is_said_once():
+    assert reasons(["No such weights.", "a: No such weights", "", "No such weights"]) == "a: No such weights"
+    assert [sentence(one) for one in ("applied", "failed: no.")] == ["applied.", "failed: no."]
+
+
 def test_an_apply_whose_version_the_history_has_lost_ends_with_a_sentence(capsys: pytest.CaptureFixture[str]):
-    class Ahead(FleetTarget):
+    class Ahead(FleetChange):
         def ask(self, *_words: Any, **_options: Any) -> dict[str, Any]:
             return {"held_up": [], "data": [{"version": 60, "outcome": "applied"}]}
 
-    assert _followed(Ahead("", None), 9, 5.0) == 1
+    assert _followed(Ahead("", None, wait=5.0), 9) == 1
     assert "Version 9: later versions have taken its place" in capsys.readouterr().out

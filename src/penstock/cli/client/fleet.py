@@ -14,7 +14,7 @@ import typer
 
 from penstock.cli.client.service import Service
 from penstock.cli.models.options import HERE, Json
-from penstock.errors import ConfigError, Unavailable
+from penstock.errors import ConfigError, Unavailable, sentence
 from penstock.options import option
 
 _ANSWER_S = 150.0
@@ -203,7 +203,9 @@ def _followed(target: FleetChange, version: int) -> int:
             )
             return _FAILED
         if one["outcome"] != "applying":
-            print(f"Version {version}: {one['outcome']}.")
+            print(f"Version {version}: {sentence(one['outcome'])}")
+            if one["outcome"].startswith("failed"):
+                print("`penstock rollback` goes back to the last version that was applied.")
             return 0 if one["outcome"] == "applied" else _FAILED
         for text in found["held_up"]:
             if text not in shown:

@@ -25,11 +25,22 @@ from ray.serve.exceptions import RayServeException
 
 from penstock import progress
 from penstock.config import LLMConfig, LLMServingArgs
+from penstock.config.derive.prefill import halves
 from penstock.config.fleet.document import Document, StartSettings
 from penstock.config.fleet.plan import FleetPlan, plan
 from penstock.config.loading import keys_file
 from penstock.config.messages.redact import masked
-from penstock.errors import BadRequest, ConfigError, Conflict, NotFound, PreconditionFailed, reason, reasons
+from penstock.errors import (
+    BadRequest,
+    ConfigError,
+    Conflict,
+    NotFound,
+    PreconditionFailed,
+    reason,
+    reasons,
+    sentence,
+)
+from penstock.preflight.start import missing_folders
 from penstock.serve.control import application
 
 log = logging.getLogger(__name__)
@@ -54,8 +65,8 @@ _UNKNOWN = (
 
 
 class FleetVersion(msgspec.Struct, frozen=True):
-    """Units: at in seconds since 1970. who: as its sender says. what: in a line. outcome: one of the
-    constants above, or a sentence that says what went wrong.
+    """Units: at in seconds since 1970. who: as its sender says. what: in a line. outcome: begins with
+    one of the constants above, or is a sentence that says what went wrong.
     """
 
     version: int
@@ -117,7 +128,8 @@ class FleetVersions:
             (outcome, version, APPLYING),
         )
         for who, what in ended.fetchall():
-            progress.note(f"Version {version} of the fleet, by {who} ({what}): {outcome}. {_NEXT_START}")
+            text = f"Version {version} of the fleet, by {who} ({what}): {sentence(outcome)}"
+            progress.note(f"{text} {_NEXT_START}")
 
     def remark(self, text: str) -> None:
         """Something that happened to the newest version, for the history."""
@@ -180,8 +192,8 @@ class FleetVersions:
             newest = self._newest()
             if if_match is not None and if_match.strip('" ') not in ("*", str(newest.version)):
                 raise PreconditionFailed(
-                    f"The fleet is at version {newest.version}, by {newest.who}, and not at {if_match}: look "
-                    "at the plan again."
+                    f"The fleet is at version {newest.version} now, by {newest.who}, and not at "
+                    f"{if_match} any more: run it again."
                 )
             if newest.outcome == APPLYING and not take_over:
                 raise Conflict(
@@ -195,8 +207,8 @@ class FleetVersions:
             earlier = {} if newest.outcome == APPLIED else self._document(newest.version, "surges")
             surges = {one.model: one.surge_percent for one in found.models if one.surge}
             self.close()
-            self._end(newest.version, SUPERSEDED)
             version = self._add(who, what or found.summary, APPLYING, fleet, {**earlier, **surges})
+            self._end(newest.version, f"{SUPERSEDED} by version {version}, by {who}")
             self._applying = asyncio.create_task(self._apply(version))
         return {**msgspec.to_builtins(self._newest()), "plan": found.plain()}
 
@@ -234,7 +246,8 @@ class FleetVersions:
             restarts = [name for name in new if name in old and (new[name] is None or new[name] != old[name])]
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             free = ray.available_resources() if _CAN_SURGE else None
-            return plan(before, after, restarts, nodes, free, can_grow=is_guest)
+            found = plan(before, after, restarts, nodes, free, can_grow=is_guest)
+            return found if is_guest else replace(found, faults=[*found.faults, *_not_here(found, after)])
 
         found = await asyncio.to_thread(planned)
         if newest.outcome == APPLIED:
@@ -273,6 +286,13 @@ class FleetVersions:
             built = _builders().build_openai_app(args.model_copy(update={"llm_configs": models}))
             if application.state(self._app)[0] not in _GONE:
                 application.deploy(built, self._app, args.gateway.log_format)
+
+
+def _not_here(found: FleetPlan, after: LLMServingArgs) -> list[str]:
+    """A sentence for each folder of a model to start that this machine, the only one, lacks."""
+    begun = {one.model for one in found.models if one.action in ("added", "rolled")}
+    parts = [half for config in after.llm_configs if config.model_id in begun for half in halves(config)]
+    return list(dict.fromkeys(text for config in parts for text in missing_folders(config)))
 
 
 def _surging(config: LLMConfig, percent: int | None) -> LLMConfig:
