@@ -1,7 +1,11 @@
 """A model more, or one less, in a fleet's file: what a person wrote stays."""
 
+from functools import partial
+from pathlib import Path
+
 import pytest
 
+from penstock.cli.serve.fleet_models import _fleet, _write
 from penstock.config.fleet.file_text import with_model, without_model
 from penstock.errors import ConfigError
 
@@ -54,11 +58,36 @@ def test_a_model_is_removed_with_its_lines():
     [
         "model_loading_config: {model_id: a}\n",
         "- a.yaml\n",
-        "llm_configs: [a.yaml]\n",
-        "llm_configs:\n- &a {model_loading_config: {model_id: a}}\nllm_config: *a\n",
+        "llm_configs: [a.yaml, b.yaml]\n",
+        "llm_configs:\n- &a {model_loading_config: {model_id: a}}\n- b.yaml\nllm_config: *a\n",
     ],
     ids=["one model", "a list", "brackets", "an anchor"],
 )
 def test_another_form_is_refused(text: str):
     with pytest.raises(ConfigError, match="`llm_configs`"):
         without_model(text, 0)
+
+
+def test_the_last_model_is_not_removed():
+    with pytest.raises(ConfigError, match="needs at least one model"):
+        without_model(FIRST + REST, 0)
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\x85"])
+def test_lines_keep_their_ends(end: str):
+    text = (FIRST + SECOND).replace("\n", end)
+    assert without_model(text, 1) == FIRST.replace("\n", end)
+    assert with_model(text, ENTRY) == text + (ADDED.replace("\n", end) if end == "\r\n" else ADDED)
+
+
+def test_a_file_that_was_edited_meanwhile_is_written_where_it_means_the_same(tmp_path: Path):
+    file, edit = tmp_path / "fleet.yaml", partial(with_model, entry=ENTRY)
+    fleet = _fleet(edit(FIRST), file)
+    file.write_text(f"# More.\n{FIRST}")
+    file.chmod(0o640)
+    _write(file, FIRST, edit(FIRST), edit, fleet)
+    assert (file.read_text(), file.stat().st_mode & 0o777) == (f"# More.\n{FIRST}{ADDED}", 0o640)
+    file.write_text(FIRST + ADDED.replace("id: c", "id: d"))
+    with pytest.raises(ConfigError, match="other changes"):
+        _write(file, FIRST, edit(FIRST), edit, fleet)
+    assert [one.name for one in tmp_path.iterdir()] == ["fleet.yaml"]

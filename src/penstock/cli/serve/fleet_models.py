@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -37,7 +39,7 @@ def add(
     """
     from penstock.cli.models.plan import is_file, make_plan
     from penstock.config.fleet.document import document
-    from penstock.config.fleet.file_text import with_model
+    from penstock.config.fleet.file_text import dumped, with_model
 
     if is_file(model):
         raise ConfigError(f"{model} is a file: name it in `llm_configs` of the fleet's file, and apply that.")
@@ -46,9 +48,9 @@ def add(
     given = Arguments(sources=(source,), served_model_name=served_model_name, engine=engine)
     (config,) = make_plan(given).configs
     entry = document(config) | ({"aliases": alias} if alias else {})
+    todo = f"Add this to its `llm_configs`:\n\n{dumped([entry])}"
     where = _path(file, target.url)
-    before = _text(target, where)
-    return _apply(target, config.model_id, where, before, with_model(before, entry))
+    return _apply(target, config.model_id, where, partial(with_model, entry=entry), todo)
 
 
 def remove(
@@ -61,18 +63,22 @@ def remove(
 
     - `penstock remove my-model`
     """
+    where = _path(file, target.url)
+    return _apply(target, name, where, partial(_without, name, where), f"Remove {name!r} from it.")
+
+
+def _without(name: str, file: Path | None, text: str) -> str:
+    """The text without each entry of the model. Raises: ConfigError."""
     from penstock.config.fleet.file_text import without_model
     from penstock.config.messages.problems import unknown
 
-    where = _path(file, target.url)
-    before = text = _text(target, where)
-    ids = _ids(text, where)
+    ids = _ids(text, file)
     found = [index for index, one in enumerate(ids) if one == name]
     if ids and not found:
         raise ConfigError(unknown("model", name, ids))
     for index in reversed(found or [0]):  # a file without such a list is refused there
         text = without_model(text, index)
-    return _apply(target, name, where, before, text)
+    return text
 
 
 def _path(file: Path | None, url: str) -> Path | None:
@@ -88,17 +94,18 @@ def _path(file: Path | None, url: str) -> Path | None:
 
 def _text(target: FleetChange, file: Path | None) -> str:
     """Of the file, or of what runs. Raises: ConfigError for a fault there, or secrets here."""
+    from penstock.config.fleet import file_text
     from penstock.config.messages.redact import STARS
 
     if file is not None:
         read(str(file))
-        return file.read_text(encoding="utf-8")
+        return file_text.read(file)
     fleet = target.ask("GET", "")["fleet"]
     # Keys that the command was given, or its environment, hold in every version; others show in the plan.
     fleet["gateway"] = {name: one for name, one in fleet.get("gateway", {}).items() if one != STARS}
     if STARS in repr(fleet):
         raise ConfigError("The fleet has secrets that the service does not show: name its file, --file.")
-    return yaml.safe_dump(fleet, sort_keys=False, allow_unicode=True)
+    return file_text.dumped(fleet)
 
 
 def _ids(text: str, file: Path | None) -> list[str]:
@@ -113,14 +120,13 @@ def _ids(text: str, file: Path | None) -> list[str]:
     return ids
 
 
-def _apply(target: FleetChange, name: str, file: Path | None, before: str, text: str) -> int:
-    """Applies `text`, if it changes that model only, and writes it into the file. Raises: Error."""
-    from penstock.config.fleet.document import document
-    from penstock.config.loading import yaml_source
-    from penstock.config.loading.serving_args import LLMServingArgs
-
-    found = yaml_source.parse(text, str(file or ""))
-    fleet = document(LLMServingArgs.parse(found.data, found.location)) if file else found.data
+def _apply(target: FleetChange, name: str, file: Path | None, edit: Callable[[str], str], todo: str) -> int:
+    """Applies the edited text, if it changes that model only, and writes it into the file. todo: what is left
+    to do where it cannot be written. Raises: Error.
+    """
+    before = _text(target, file)
+    text = edit(before)
+    fleet = _fleet(text, file)
     planned = target.ask("POST", "/plan", {"fleet": fleet})
     others = [
         one["model"]
@@ -139,14 +145,34 @@ def _apply(target: FleetChange, name: str, file: Path | None, before: str, text:
     if file is None or code:
         return code
     try:
-        if file.read_text(encoding="utf-8") != before:
-            raise ConfigError(
-                f"{file} has changed meanwhile: it is not written, and lacks what was done here."
-            )
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"{file} cannot be written: {error.strerror}. It lacks what was done here."
-        ) from error
+        _write(file, before, text, edit, fleet)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{file} is not written, though the service has changed: {why} {todo}") from error
     print(f"{file} says so now.")
     return 0
+
+
+def _write(file: Path, before: str, text: str, edit: Callable[[str], str], fleet: dict[str, Any]) -> None:
+    """Writes the edited text, or where others have changed the file, edits that if it means the same.
+
+    Raises: OSError, ValueError.
+    """
+    from penstock.config.fleet import file_text
+
+    if (now := file_text.read(file)) != before:
+        _fleet(now, file)  # it can be edited only when it is right
+        text = edit(now)
+        if _fleet(text, file) != fleet:
+            raise ConfigError("It has got other changes meanwhile.")
+    file_text.write(file, text)
+
+
+def _fleet(text: str, file: Path | None) -> dict[str, Any]:
+    """What it says. Raises: ConfigError."""
+    from penstock.config.fleet.document import document
+    from penstock.config.loading import yaml_source
+    from penstock.config.loading.serving_args import LLMServingArgs
+
+    found = yaml_source.parse(text, str(file or ""))
+    return document(LLMServingArgs.parse(found.data, found.location)) if file else found.data
