@@ -22,10 +22,12 @@ from typer.testing import CliRunner
 
 from penstock.asgi_client import ask
 from penstock.cli.app import app
+from penstock.config.schema.jobs import JobsConfig
 from penstock.openai.errors import parsed
 from penstock.openai.response_items import item_number, new_id
 from penstock.serve.control.deployment import LLMControl
 from penstock.serve.control.link import PATH
+from penstock.serve.jobs.deployment import storage_url
 from penstock.serve.tenancy.limits import Periods
 from penstock.serve.tenancy.usage import Settlement, Totals, UsageRow
 
@@ -215,6 +217,26 @@ async def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     await found.open(tmp_path / "desired.sqlite", "app", "node", "127.0.0.1")
     yield found
     await found.close()
+
+
+async def test_services_at_other_ports_share_no_usage_budget_or_audit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("PENSTOCK_USAGE", raising=False)
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
+    rows = [((int(time.time()) // 3600, "ann", "k", "m", "", "default"), UsageRow(1, 30))]
+    spent, audits = list[int](), list[int]()
+    for number, port in enumerate((8000, 8077, None, 8000)):
+        control = object.__new__(LLMControl)
+        await control.open(tmp_path / f"{number}.sqlite", "app", "node", "127.0.0.1", port)
+        sent = Settlement(f"gateway {number}", 1, rows, changes=[("ann", f"change {number}")])
+        totals = msgspec.convert(await control.settle(**msgspec.to_builtins(sent)), Totals)
+        spent.append(totals.tokens["ann"][1])
+        audits.append(len((await control.audit())["data"]))
+        await control.close()
+    assert (spent, audits) == ([30, 30, 30, 60], [1, 1, 1, 2])
+    places = {Path(storage_url(JobsConfig(), "app", port)).name for port in (8000, 8077, None)}
+    assert {one.stem for one in (tmp_path / "usage").glob("*.sqlite")} == places  # as files and batches
 
 
 async def test_usage_reaches_control_and_the_command(served: Served, control: Any):

@@ -139,8 +139,9 @@ def test_a_process_keeps_what_it_started_with_and_serve_is_told_no_secret():
     for given in ({"api_key": "the-key"}, {"admin_key": "the-key"}, {"port": 8001}, {"log_format": "json"}):
         restarted = changed(model("a"), model("b"), **given)
         assert ROUTER in restarted
+        assert made(model("a"), **given)[CONTROL].init_args == (given.get("port"),)
         assert (JOBS in restarted) == (given.keys() <= {"port", "log_format"})
-        assert CONTROL not in restarted
+        assert (CONTROL in restarted) == ("port" in given)  # it names the file of usage by that
         assert "the-key" not in str(told(model("a"), model("b"), **given))
 
 

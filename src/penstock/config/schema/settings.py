@@ -46,6 +46,13 @@ def _variable(field: str) -> str:
     return PREFIX + field.upper()
 
 
+def service_name(app_name: str, port: int | None) -> str:
+    """For what a service stores in a folder that it shares with other services of this machine. port: the
+    gateway's own, if it has one.
+    """
+    return app_name if port is None else f"{app_name}-{port}"
+
+
 class Settings(StrictModel):
     """What the environment says."""
 

@@ -52,19 +52,23 @@ from penstock.serve.tenancy.usage import Settlement
 class LLMControl:
     """Of one application. Call it by handle: `serve.get_deployment_handle("LLMControl", app_name)`."""
 
-    async def __init__(self) -> None:
-        """Without arguments: Serve restarts a deployment whose arguments change."""
+    async def __init__(self, port: int | None = None) -> None:
+        """port: the gateway's own, for which gateways restart, too. Nothing else: Serve restarts a deployment
+        whose arguments change.
+        """
         json_logs.configure()
         context, app = ray.get_runtime_context(), serve.get_replica_context().app_name
         name = file_name(context.gcs_address, app, context.get_session_name())
         file = Settings.read().cache_folder() / "control" / name
-        await self.open(file, app, context.get_node_id(), ray.util.get_node_ip_address())
+        await self.open(file, app, context.get_node_id(), ray.util.get_node_ip_address(), port)
         self._watching = asyncio.create_task(self._gateways.watch(self._forget))
         self._fleet.resume()
 
-    async def open(self, file: Path, app: str, node_id: str, node_host: str) -> None:
-        """Begins to listen for followers. file: of the desired state. app: the application's name."""
-        self._app = app
+    async def open(self, file: Path, app: str, node_id: str, node_host: str, port: int | None = None) -> None:
+        """Begins to listen for followers. file: of the desired state. app: the application's name. port: its
+        gateway's.
+        """
+        self._app, self._port = app, port
         self._desired = DesiredStates(file)
         self._followers = Followers(self._desired)
         self._canaries = Canaries(
@@ -180,9 +184,9 @@ class LLMControl:
         return {"object": "list", "data": await asyncio.to_thread(self._usage().audit)}
 
     def _usage(self) -> UsageStore:
-        """Opened by the first that needs it. It is the application's in all its clusters."""
+        """Opened by the first that needs it. It is the service's in all its clusters."""
         if self._usage_store is None:
-            self._usage_store = UsageStore(usage_file(self._app))
+            self._usage_store = UsageStore(usage_file(self._app, self._port))
         return self._usage_store
 
     # -- the fleet's file

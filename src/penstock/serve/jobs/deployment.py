@@ -27,6 +27,7 @@ from penstock import json_logs
 from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.config import Settings
 from penstock.config.schema.jobs import JobsConfig
+from penstock.config.schema.settings import service_name
 from penstock.errors import BadRequest, Error
 from penstock.serve.control.link import ControlLink
 from penstock.serve.control.state import NAME as CONTROL
@@ -75,8 +76,7 @@ def storage_url(config: JobsConfig, app_name: str, port: int | None) -> str:
     """Where files and batches lie; by default apart from those of other services of this machine."""
     if config.storage is not None:
         return config.storage
-    name = app_name if port is None else f"{app_name}-{port}"
-    return str(Settings.read().cache_folder() / "jobs" / name)
+    return str(Settings.read().cache_folder() / "jobs" / service_name(app_name, port))
 
 
 class LLMJobs:

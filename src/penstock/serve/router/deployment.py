@@ -128,7 +128,7 @@ class RouterDeployment:
         bound: dict[str, Any] = {
             "servers": applications,
             "live": live,
-            "control": deployment(LLMControl, _CONTROL, []).bind(),
+            "control": deployment(LLMControl, _CONTROL, [gateway.port]).bind(gateway.port),
             "prefill": prefill,
         }
         if jobs is not None:

@@ -107,7 +107,7 @@ class LLMRouter:
             routers=self._routers(live),
             shared_figures=figures if gateway.processes > 1 else None,
             jobs=self._jobs,
-            settle=self._settle if control is not None else own_store(app_name),
+            settle=self._settle if control is not None else own_store(app_name, gateway.port),
         )
         await self.gateway.start()
         self._shifts.start(self.gateway.splits)
@@ -254,12 +254,12 @@ def new_handle(deployment: str, application: str | None = None) -> DeploymentHan
     return copy.copy(serve.get_deployment_handle(deployment, application))
 
 
-def own_store(app_name: str) -> Settle:
+def own_store(app_name: str, port: int | None) -> Settle:
     """Of a gateway without control. It is opened when it is used."""
     open_store = functools.cache(UsageStore)
 
     async def settle(settlement: Settlement) -> Totals:
-        return await asyncio.to_thread(lambda: open_store(usage_file(app_name)).settle(settlement))
+        return await asyncio.to_thread(lambda: open_store(usage_file(app_name, port)).settle(settlement))
 
     return settle
 

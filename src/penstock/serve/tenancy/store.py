@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from penstock.config.schema.settings import Settings
+from penstock.config.schema.settings import Settings, service_name
 from penstock.config.schema.tenants import span_s
 from penstock.errors import BadRequest
 from penstock.serve.tenancy.limits import Periods
@@ -50,11 +50,11 @@ _SHOWN = {
 }
 
 
-def usage_file(app_name: str) -> Path:
-    """Where an application's usage is."""
+def usage_file(app_name: str, port: int | None) -> Path:
+    """Where a service's usage is. port: the gateway's own, if it has one."""
     settings = Settings.read()
     folder = Path(settings.usage).expanduser() if settings.usage else settings.cache_folder() / "usage"
-    return folder / f"{app_name}.sqlite"
+    return folder / f"{service_name(app_name, port)}.sqlite"
 
 
 def since_s(text: str, now: float, param: str = "since") -> float:
