@@ -118,6 +118,8 @@ def test_it_takes_each_form(given: dict[str, Any]):
         {"llm_configs": []},
         {"prefill_config": M},
         {"llm_configs": [{**M, "alias": ["x"]}]},
+        {"llm_configs": [{**M, "llm_engine": "simm"}]},
+        {"llm_configs": [{**M, "versions": [{"name": "a", "llm_engine": "simm"}]}]},
         {"llm_configs": [{**M, "deployment_config": {"num_replicas": 0}}]},
         {"llm_configs": [{**M, "versions": [{"name": "a"}, {"name": "b", "aliases": ["x"]}]}]},
         {

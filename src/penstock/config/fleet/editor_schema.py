@@ -1,11 +1,12 @@
 """The JSON schema of the files that `penstock serve` takes, for editors: from the fields themselves.
 
-It knows every form that `loading.load` takes. What depends on several fields is for `penstock check`.
+It knows every form that `loading.load` takes, but names of engines in small letters only. What depends on
+several fields is for `penstock check`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
@@ -13,6 +14,7 @@ from penstock.config.loading.load import SERVE_ONLY_IN_APPLICATION, SERVE_ONLY_I
 from penstock.config.loading.serving_args import DECODE, MODEL, MODELS, PREFILL, LLMServingArgs
 from penstock.config.loading.versions import SHARED
 from penstock.config.messages.problems import REFUSED
+from penstock.config.schema.model import EngineName
 
 _REF = "#/$defs/"
 
@@ -39,6 +41,7 @@ def editor_schema() -> dict[str, Any]:
     arguments, model = kinds["LLMServingArgs"], kinds["LLMConfig"]
     one = {"anyOf": [{"type": "string"}, {"$ref": f"{_REF}LLMConfig"}]}
     arguments["properties"] |= dict.fromkeys((MODEL, PREFILL, DECODE), one)
+    model["properties"]["llm_engine"]["enum"] = list(get_args(EngineName))
     del arguments["required"]
     arguments["anyOf"] = [{"required": names} for names in ([MODELS], [MODEL], [PREFILL, DECODE])]
     loading = kinds["ModelLoadingConfig"]
