@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.cli.client.fleet import FleetChange, _followed
+from penstock.config.fleet.plan import FleetPlan
 from penstock.errors import Conflict, NotFound, reasons, sentence
 from penstock.serve.control.desired import DesiredStates
 from penstock.serve.control.fleet import APPLIED, APPLYING, SUPERSEDED, FleetVersions
@@ -51,6 +53,35 @@ def test_only_an_apply_that_goes_on_ends(file: Path, patched):
     assert [one.outcome for one in fleet.history()] == [SUPERSEDED]
     (note,) = notes
     assert note.startswith("Version 1 of the fleet, by ci (a live): superseded. ")
+
+
+class WithoutRay(FleetVersions):
+    async def _planned(self, *_: object) -> FleetPlan:
+        return FleetPlan([], is_complete=False)
+
+    async def _apply(self, version: int) -> None:
+        self._end(version, APPLIED)
+
+
+async def test_a_save_by_a_command_that_applied_it_undoes_no_rollback(file: Path):
+    def fleet(name: str) -> Any:
+        return {"llm_configs": [{"model_loading_config": {"model_id": name}, "llm_engine": "sim"}]}
+
+    versions = WithoutRay(DesiredStates(file).connection, "app")
+    versions.record(START, fleet("a"), "penstock serve")
+    await versions.apply(fleet("b"), "ada")
+    await asyncio.sleep(0)
+    await versions.rollback(1, "ben")
+    await asyncio.sleep(0)
+    said = await versions.save(fleet("b"), "watch")
+    assert isinstance(said, str)
+    assert "version 2, by ada, and version 3, by ben" in said
+    again = await WithoutRay(DesiredStates(file).connection, "app").save(fleet("b"), "watch")
+    assert not isinstance(again, str)
+    assert again["version"] == 4
+    await versions.save(fleet("a"), "watch")
+    await versions.apply(fleet("b"), "eve", take_over=True)
+    assert versions.history()[1].outcome == "superseded by version 6, by eve"
 
 
 def test_the_same_reason_is_said_once():

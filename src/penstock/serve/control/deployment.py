@@ -197,15 +197,15 @@ class LLMControl:
         await asyncio.to_thread(self._usage().note, who, "started the fleet")
 
     async def save(self, fleet: dict[str, Any], who: str) -> str:
-        """Applies a fleet, in place of what is being applied now. Returns what begins, or what is wrong; ""
-        for no change.
+        """Applies a fleet whose file was saved, see `FleetVersions.save`. Returns what begins, or what is
+        wrong; "" for no change.
         """
         try:
-            if (await self._fleet.plan(fleet))["is_empty"]:
-                return ""
-            begun = await self._fleet.apply(fleet, who, take_over=True)
+            begun = await self._fleet.save(fleet, who)
         except Error as error:
             return f"Nothing changes: {error}"
+        if isinstance(begun, str):
+            return begun
         await asyncio.to_thread(self._usage().note, who, _changed({}, begun))
         return f"Applying version {begun['version']} of the fleet: {begun['what']}."
 

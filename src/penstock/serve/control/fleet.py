@@ -26,7 +26,7 @@ from ray.serve.exceptions import RayServeException
 from penstock import progress
 from penstock.config import LLMConfig, LLMServingArgs
 from penstock.config.derive.prefill import halves
-from penstock.config.fleet.document import Document, StartSettings
+from penstock.config.fleet.document import Document, StartSettings, document
 from penstock.config.fleet.plan import FleetPlan, plan
 from penstock.config.loading import keys_file
 from penstock.config.messages.redact import masked
@@ -55,6 +55,7 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS fleet (version INTEGER PRIMARY KEY AUTOINCREMENT, at REAL, who TEXT, what TEXT,
     outcome TEXT, document BLOB, surges BLOB);
 CREATE TABLE IF NOT EXISTS start (settings BLOB);
+CREATE TABLE IF NOT EXISTS seen (version INTEGER);
 """
 _NEXT_START = "The next start takes the files again, as they are then."
 _NOT_TAKEN_OVER = "failed: a gateway stays as it was, and tries again: "
@@ -105,6 +106,7 @@ class FleetVersions:
         self._database.execute("DELETE FROM start")
         self._database.execute("INSERT INTO start VALUES (?)", (msgspec.json.encode(start),))
         self._add(who, "started", APPLIED, fleet, {})
+        self._see()
 
     def history(self) -> list[FleetVersion]:
         """The last 50, the newest first."""
@@ -227,6 +229,38 @@ class FleetVersions:
             version = good[0]
         match, what = if_match or str(newest.version), f"rollback to version {version}"
         return await self.apply(self._document(version), who, match, take_over, what)
+
+    async def save(self, fleet: Document, who: str) -> dict[str, Any] | str:
+        """Applies what a file says when it is saved, in place of what is being applied now; see `apply`.
+
+        Returns a sentence, or "", where nothing changes. So it is where a version that was applied since the
+        last save says the same: that command wrote the file, and what came later stays. Raises: as `apply`.
+        """
+        newest, since = self._newest(), self._see()
+        if (await self.plan(fleet))["is_empty"]:
+            return ""
+        if known := await asyncio.to_thread(self._applied_since, since, fleet):
+            return (
+                f"Nothing changes: the file is that of version {known.version}, by {known.who}, and version "
+                f"{newest.version}, by {newest.who}, came after it. Save it again to apply it."
+            )
+        begun = await self.apply(fleet, who, take_over=True)
+        self._see()
+        return begun
+
+    def _see(self) -> int:
+        """Notes that the newest version was there at a save. Returns that of the save before."""
+        (before,) = self._database.execute("SELECT max(version) FROM seen").fetchone()
+        self._database.execute("INSERT INTO seen SELECT max(version) FROM fleet")
+        return before or 0
+
+    def _applied_since(self, since: int, fleet: Document) -> FleetVersion | None:
+        """The newest version after `since` that was applied and is the same fleet."""
+        wanted = document(self._served(fleet))
+        later = [one for one in self.history() if one.version > since and one.outcome == APPLIED]
+        return next(
+            (one for one in later if document(self._served(self._document(one.version))) == wanted), None
+        )
 
     # -- an apply
 
