@@ -57,6 +57,7 @@ def test_nothing_given_is_the_embedded_model():
 def test_hub_id_is_served_under_its_own_name():
     (config,) = make_plan(Arguments(sources=("Qwen/Qwen2.5-0.5B",))).configs
     assert (config.model_id, config.model_source) == ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B")
+    assert config.model_loading_config.model_source is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import pytest
 from ray import serve
 from ray.serve import Application, Deployment
 
-from penstock.config import GatewayConfig, LLMConfig
+from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs
+from penstock.config.fleet.plan import plan
 from penstock.config.schema.jobs import JobsConfig
 from penstock.errors import ConfigError
 from penstock.serve import LLMRouter, LLMServer, build_openai_app
@@ -58,6 +59,9 @@ def changed(*models: LLMConfig, **gateway: Any) -> set[str]:
 def test_the_same_fleet_has_the_same_versions():
     assert changed(model("a"), model("b")) == set()
     assert None not in versions(model("a")).values()
+    named = LLMConfig(model_loading_config={"model_id": "a", "model_source": "a"}, llm_engine="sim")
+    assert changed(named, model("b")) == set()
+    assert plan(*(LLMServingArgs(llm_configs=[one]) for one in (named, model("a")))).is_empty
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,9 @@ def _source(word: str, arguments: Arguments) -> str | dict[str, Any]:
         return word
     source = word or DEMO_SOURCE
     model_id = arguments.served_model_name or (DEMO_MODEL_ID if source == DEMO_SOURCE else _id_of(source))
-    values: dict[str, Any] = {"model_loading_config": {"model_id": model_id, "model_source": source}}
+    repeats = source == model_id and source not in (DEMO_SOURCE, DEMO_MODEL_ID)
+    loading = {"model_id": model_id} | ({} if repeats else {"model_source": source})
+    values: dict[str, Any] = {"model_loading_config": loading}
     if arguments.engine:
         values["llm_engine"] = arguments.engine
     return values

@@ -169,6 +169,7 @@ def _model(
 
 def _changes(old: LLMConfig, new: LLMConfig, restarts: Sequence[str]) -> Iterator[Change]:
     """Each field that differs, and each part of `_SECTIONS`."""
+    old, new = old.canonical, new.canonical
     begins_or_ends = len({autoscaling(one.deployment_config) is None for one in (old, new)}) > 1
     for name in LLMConfig.model_fields:
         before, after = ({name: getattr(config, name)} for config in (old, new))

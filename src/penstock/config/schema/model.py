@@ -358,7 +358,14 @@ class LLMConfig(RootConfig):
         derive = importlib.import_module("penstock.config.derive.serve_options")
         return derive.serve_options(self, name_prefix, nodes, default_runtime_env)
 
-    def with_source(self, source: str) -> Self:
+    @property
+    def canonical(self) -> Self:
+        """The same model, without a `model_source` that only repeats the model_id."""
+        repeats = self.model_loading_config.model_source == self.model_id
+        is_demo = self.model_id in (DEMO_SOURCE, DEMO_MODEL_ID)
+        return self.with_source(None) if repeats and not is_demo else self
+
+    def with_source(self, source: str | None) -> Self:
         """The same config with another `model_source`."""
         loading = self.model_loading_config.model_copy(update={"model_source": source})
         return self.model_copy(update={"model_loading_config": loading})

@@ -92,6 +92,7 @@ def versioned(made: Deployment, made_of: Sequence[Any]) -> Deployment:
 
 def of_answers(config: LLMConfig) -> str:
     """Equal in replicas that give the same answers; "" for a config that cannot be compared."""
+    config = config.canonical
     fields = {name: getattr(config, name) for name in type(config).model_fields if name not in _BESIDE}
     try:
         return hashed([fields, named_code(config)])
@@ -150,6 +151,7 @@ def _comparable(value: Any) -> Any:
             return str(value)
         case BaseModel():
             fields = type(value).model_fields
+            value = value.canonical if isinstance(value, LLMConfig) else value
             return _comparable({name: getattr(value, name) for name in fields})
         case Mapping():
             entries = cast("Mapping[Any, Any]", value)
