@@ -60,6 +60,13 @@ def test_hub_id_is_served_under_its_own_name():
     assert config.model_loading_config.model_source is None
 
 
+def test_a_folder_gets_its_whole_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (config,) = make_plan(Arguments(sources=("./mine",))).in_folders({"./mine": "/models/mine"}).configs
+    assert (config.model_id, config.model_source) == ("mine", "/models/mine")
+
+
 @pytest.mark.parametrize(
     ("source", "name"), [("qwen", "qwen"), ("link/", "link"), ("..", "models"), ("", "penstock-demo")]
 )

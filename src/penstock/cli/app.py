@@ -123,7 +123,10 @@ def _serve(arguments: Arguments, signals_fd: int) -> int:
             refuse_silent(arguments.address)
     except Error as error:
         fail("serve", error, as_json=arguments.log_format == "json")
-    return run(planned, arguments, signals_fd)
+    # Commands in other working directories are shown the fleet.
+    folders = {word: os.path.abspath(word) for word in arguments.sources if os.path.isdir(word)}
+    sources = tuple(folders.get(word, word) for word in arguments.sources)
+    return run(planned.in_folders(folders), replace(arguments, sources=sources), signals_fd)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

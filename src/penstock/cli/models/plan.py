@@ -48,6 +48,16 @@ class ServePlan:
         """
         return replace(self, serving=as_guest(self.serving, node, variables))
 
+    def in_folders(self, folders: Mapping[str, str]) -> Self:
+        """The same, where models that no file describes have another name of their folder."""
+        models = [
+            config.with_source(folders[config.model_source])
+            if config.model_source in folders and not config.location.lines
+            else config
+            for config in self.configs
+        ]
+        return self._with(llm_configs=models)
+
     def with_engine_arguments(self, read: Mapping[str, Any]) -> Self:
         """The same with arguments of the engine on top of the only model's own."""
         (config,) = self.configs
