@@ -90,6 +90,22 @@ class Asked:
         return "left" if self.left.is_set() else "cut"
 
 
+def given(asked: list[Asked], **limits: int) -> dict[str, Any]:
+    """The keys, tenants and prices of a gateway for these requests."""
+    keys = [{"tenant": one.tenant, "name": one.key, "hash": hashed(one.secret)} for one in asked]
+    for key in keys:
+        key["limits"] = {"tokens_per_minute": 10_000, "requests_per_minute": 5, "open_requests": 2}
+    of_tenant = {
+        "tokens_per_day": 1 << 40,
+        "tokens_per_month": 1 << 40,
+        "tokens_per_minute": 1 << 40,
+        "cost_per_month": 1e6,
+    }
+    tenants = {one.tenant: {"limits": of_tenant | limits} for one in asked}
+    prices = {"m": {"input": 1, "output": 5}, "other": {"output": 7}}
+    return {"keys": keys, "tenants": tenants, "prices": prices, "request_timeout_s": 600}
+
+
 class Fleet:
     """A gateway with keys for these requests, and replicas to be had."""
 
@@ -98,19 +114,7 @@ class Fleet:
         self.rows, self.replicas = dict[str, UsageRow](), list[Replica]()
 
     async def begin(self, *cards: ServedModel) -> Gateway:
-        keys = [{"tenant": one.tenant, "name": one.key, "hash": hashed(one.secret)} for one in self.asked]
-        for key in keys:
-            key["limits"] = {"tokens_per_minute": 10_000, "requests_per_minute": 5, "open_requests": 2}
-        of_tenant = {
-            "tokens_per_day": 1 << 40,
-            "tokens_per_month": 1 << 40,
-            "tokens_per_minute": 1 << 40,
-            "cost_per_month": 1e6,
-        }
-        tenants = {one.tenant: {"limits": of_tenant | self._limits} for one in self.asked}
-        prices = {"m": {"input": 1, "output": 5}, "other": {"output": 7}}
-        given = {"keys": keys, "tenants": tenants, "prices": prices}
-        self.gateway = await self.served.gateway(*cards, **given, request_timeout_s=600)
+        self.gateway = await self.served.gateway(*cards, **given(self.asked, **self._limits))
         return self.gateway
 
     async def replica(self, model: str = "m", **options: Any) -> Replica:

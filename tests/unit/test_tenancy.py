@@ -27,7 +27,7 @@ from penstock.errors import BadRequest, Overloaded, QuotaExhausted, RateLimited
 from penstock.serve.gateway.tenants.registry import Tenants
 from penstock.serve.tenancy import limits
 from penstock.serve.tenancy.keys import KeyTable, changes, is_genuine, new_key
-from penstock.serve.tenancy.limits import Allowance, MinuteLimit, Periods, headers
+from penstock.serve.tenancy.limits import Allowance, MinuteLimit, Periods, Rate, headers
 from penstock.serve.tenancy.organization import page
 from penstock.serve.tenancy.prices import PriceList, nano, shown
 from penstock.serve.tenancy.store import UsageStore
@@ -510,6 +510,13 @@ def test_the_audit_log_is_append_only_and_has_what_gateways_notice_once(store: U
 
 
 # -- several gateways
+
+
+def test_a_new_control_takes_what_a_gateway_has_counted_of_a_limit_that_nobody_asks_for(store: UsageStore):
+    for number, source in enumerate(("a", "b", "a"), 1):
+        totals = store.settle(Settlement(source, number, [], {"search": (Rate(100, 20, 0), Rate(100, 0, 0))}))
+    assert totals.gateways == 2
+    assert 20 < totals.caps["search"][0] <= 80
 
 
 @pytest.mark.parametrize("loads", [(1, 1, 1), (4, 1, 0), (3, 0, 0)])

@@ -43,6 +43,7 @@ class UsageReporter:
         self._allowances = allowances
         self._soon = asyncio.Event()
         self._settled_at = time.monotonic()
+        self._unanswered = False
         self._task: asyncio.Task[None] | None = None
         self.counters = UsageCounters(is_gateway=is_gateway)
 
@@ -78,10 +79,10 @@ class UsageReporter:
                 await self._send()
 
     async def _send(self) -> None:
-        """Without an answer, the same is sent again next time."""
+        """Without an answer, the same is sent again next time; soon after it, what was counted meanwhile."""
         if self._settle is None:
             return
-        now = time.monotonic()
+        now, again, self._unanswered = time.monotonic(), self._unanswered, True
         try:
             totals = await self._settle(self.counters.settlement(self._allowances(), now))
         except Exception as error:  # of control, or of the disk
@@ -89,7 +90,9 @@ class UsageReporter:
                 self._settled_at = now
                 log.warning("Usage could not be stored for a while, and is kept: %s", error)
             return
-        self._settled_at = now
+        self._settled_at, self._unanswered = now, False
+        if again:
+            self.hurry()
         self.counters.settled(totals, self._allowances())
         if self._served is not None:
             for one in totals.served:

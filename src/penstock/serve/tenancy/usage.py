@@ -215,7 +215,8 @@ class Caps:
             return None
         wanted = sum(one.wanted for one in parts.values())
         equal = 1 / max(living, 1)
-        share = _EQUALLY * equal + (1 - _EQUALLY) * mine.wanted / wanted
+        asked = mine.wanted / wanted if wanted else equal  # 0: this control is new, and nobody has asked it
+        share = _EQUALLY * equal + (1 - _EQUALLY) * asked
         others = [one for key, one in parts.items() if key != me]
         unused = rate.limit - rate.used - sum(one.used for one in others)
         free = rate.limit - rate.used - sum(max(one.used, one.cap) for one in others)
