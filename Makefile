@@ -75,7 +75,7 @@ test-vllm: $(READY)
 	@scripts/vllm $(VLLM)
 	.venv-vllm-$(VLLM)/bin/python -m pytest -k "not sim and not sglang" $(or $(T),$(VLLM_TESTS))
 
-FUZZ := $(wildcard tests/*/test_*fuzz.py) tests/http/test_batch_bucket.py
+FUZZ := $(wildcard tests/*/test_*fuzz.py) tests/http/test_batch_bucket.py tests/http/test_settled_kills.py
 MINUTES := 30
 fuzz: $(READY)
 	end=$$(($$(date +%s) + 60 * $(MINUTES))); while [ $$(date +%s) -lt $$end ]; do \
