@@ -7,7 +7,7 @@ import json
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from backend_contract import CHAT, COMPLETIONS, row
 from borrowed import Borrowed, lent
-from enginetest import ALIAS, MODEL_ID, Served, vllm_config
+from enginetest import ALIAS, MODEL_ID, Served, serve, vllm_config, vllm_config_with_small_cache
 from tests.waiting import until
 
 from penstock.data.backends.in_process import InProcessEngine
@@ -134,6 +134,14 @@ async def backend(engine: Borrowed) -> InProcessEngine:
     return own
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def demo() -> AsyncIterator[Served]:
+    """In float32: in bfloat16 a near tie of a sampled token falls by what else is in its batch."""
+    config = vllm_config_with_small_cache(dtype="float32", enable_prompt_tokens_details=True)
+    async with serve(config) as served:
+        yield served
+
+
 @pytest_asyncio.fixture(loop_scope="session")
 async def directly(demo: Served) -> AsyncIterator[tuple[Directly, InProcessEngine]]:
     if not capabilities().has("bulk_generation"):
@@ -215,24 +223,18 @@ async def test_300_requests_are_answered_as_the_application_answers_them(
 ):
     counted, own = directly
     asked, before = requests(), counted.answered
-    async with AsyncExitStack() as stack:
-        if way == "own engine":
-            ask, ask_app = own.send, (await backend(ByApp(demo.engine))).send
-        else:
-            ask, ask_app = [
-                await stack.enter_async_context(replica(one)) for one in (counted, ByApp(demo.engine))
-            ]
+    await demo.engine.control.reset_prefix_cache()
+    if way == "own engine":
+        found = await answered(own.send, asked)
         await demo.engine.control.reset_prefix_cache()
-        found = await answered(ask, asked)
-        await demo.engine.control.reset_prefix_cache()
-        expected = await answered(ask_app, asked)
-        unlike = [(one, mine) for one, mine, its in zip(asked, found, expected, strict=True) if mine != its]
-        assert len(unlike) <= 2, unlike
-        for request, (status, body) in unlike:  # a near tie falls by what else is in the batch
-            company = [await answered(ask_app, [request] * count) for count in range(1, AT_ONCE + 1)]
-            assert (status, body["choices"]) in [(s, b["choices"]) for one in company for s, b in one], (
-                request
-            )
+        expected = await answered((await backend(ByApp(demo.engine))).send, asked)
+    else:
+        async with replica(counted) as ask, replica(ByApp(demo.engine)) as ask_app:
+            found = await answered(ask, asked)
+            await demo.engine.control.reset_prefix_cache()
+            expected = await answered(ask_app, asked)
+    for request, one, other in zip(asked, found, expected, strict=True):
+        assert one == other, request
     assert 220 <= counted.answered - before <= len(asked) - len(OTHERS) - len(WRONG)
     choices = [choice for status, body in found if status == 200 for choice in body["choices"]]
     assert {choice["finish_reason"] for choice in choices} == {"stop", "length"}
