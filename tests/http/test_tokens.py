@@ -35,6 +35,7 @@ class Issuer:
 
     def __init__(self) -> None:
         self.keys = [public(RSA, "rsa", alg="RS256"), public(EC, "ec"), {"kty": "new", "kid": "new"}]
+        self.keys.append({"kty": "new", "kid": "long", "x": "x" * 300_000})  # comes in many pieces
         self.keys.append(
             {"kty": "oct", "kid": "oct", "k": base64.urlsafe_b64encode(SECRET.encode()).decode()}
         )

@@ -148,7 +148,12 @@ class IssuedTokens:
 async def _read(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
     async with session.get(url, allow_redirects=False) as answer:
         answer.raise_for_status()
-        return json.loads(await answer.content.read(_MOST_BYTES))
+        content = bytearray()
+        async for piece in answer.content.iter_any():
+            content += piece
+            if len(content) > _MOST_BYTES:
+                raise ValueError(f"{url} answers more than {_MOST_BYTES} bytes")
+        return json.loads(content)
 
 
 def _words(claims: dict[str, Any], claim: str | None) -> list[str] | None:
