@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
+METHODS = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+    "embeddings": "/v1/embeddings",
+    "score": "/v1/score",
+    "rerank": "/v1/rerank",
+    "classify": "/classify",
+    "pooling": "/pooling",
+    "tokenize": "/tokenize",
+    "detokenize": "/detokenize",
+}
+"""By the names of methods in Python that ask them."""
+
+UPLOADS = {"transcriptions": "/v1/audio/transcriptions", "translations": "/v1/audio/translations"}
+"""The same for those that take a form with a file."""
+
 BATCH_PATHS = (
     "/v1/chat/completions",
     "/v1/completions",

@@ -21,21 +21,7 @@ from penstock.data.rows.request import RowRequest
 from penstock.engine import Progress, no_progress
 from penstock.errors import BadRequest, ConfigError, DeadlineExceeded, EngineDead, Error, Unavailable
 from penstock.openai.errors import envelope
-
-_PATHS = {
-    "chat": "/v1/chat/completions",
-    "completions": "/v1/completions",
-    "responses": "/v1/responses",
-    "messages": "/v1/messages",
-    "embeddings": "/v1/embeddings",
-    "score": "/score",
-    "rerank": "/rerank",
-    "classify": "/classify",
-    "pooling": "/pooling",
-    "tokenize": "/tokenize",
-    "detokenize": "/detokenize",
-}
-"""Methods of `LLMServer` that are endpoints of its listener, too."""
+from penstock.openai.paths import METHODS
 
 
 class ServeDeployment:
@@ -96,7 +82,7 @@ class ServeDeployment:
         is_call = not request.path.startswith("/")
         if self._replicas is not None and not is_call:
             return await self._replicas.send(request)
-        if self._replicas is not None and request.path in _PATHS:
+        if self._replicas is not None and request.path in METHODS:
             return await self._replicas.send(self._as_request(request))
         if not is_call:
             raise BadRequest(
@@ -131,4 +117,4 @@ class ServeDeployment:
         model = body.pop("model", None)
         if body.pop("stream", None):
             raise BadRequest("Rows do not stream; leave `stream` out.", param="stream")
-        return RowRequest(path=_PATHS[call.path], body=msgspec.json.encode(body), model=model)
+        return RowRequest(path=METHODS[call.path], body=msgspec.json.encode(body), model=model)

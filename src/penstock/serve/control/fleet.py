@@ -251,6 +251,7 @@ class FleetVersions:
     def _see(self) -> int:
         """Notes that the newest version was there at a save. Returns that of the save before."""
         (before,) = self._database.execute("SELECT max(version) FROM seen").fetchone()
+        self._database.execute("DELETE FROM seen")
         self._database.execute("INSERT INTO seen SELECT max(version) FROM fleet")
         return before or 0
 

@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 from penstock.errors import Overloaded, Unavailable
 from penstock.metrics import ModelMetrics
@@ -158,9 +159,8 @@ class AdmissionQueue:
 
     def served_elsewhere(self, tier: str, tenant: str, price: float) -> None:
         """Another gateway has served so many priced tokens of a tenant: its turns here come later."""
-        for one, line in self._by_tier.items():
-            if one == tier:
-                line.add(tenant, price)
+        if (line := self._by_tier.get(cast("Tier", tier))) is not None:
+            line.add(tenant, price)
 
     def offer(self, replica: Replica) -> None:
         """Dispatches queued requests to `replica`, which has become ready or may have room.

@@ -34,6 +34,7 @@ from penstock.layers.adapters import Source, Store
 from penstock.layers.adapters.source import Downloader
 from penstock.layers.preprocessing import HookCall
 from penstock.layers.stack import make_hook, stacked, start_engine
+from penstock.openai.paths import METHODS, UPLOADS
 from penstock.serve.control.state import SharingGroup
 from penstock.serve.fleet.membership import ADAPTERS
 from penstock.serve.gateway.app import Gateway
@@ -63,7 +64,9 @@ _ROUTED_S = 3600.0  # of a call by a gateway's router: longer than almost any re
 _LAST_EVENTS_S = 0.5  # after the engine's death, for error events to reach their clients
 
 
-def _asking(path: str) -> Callable[..., Coroutine[Any, Any, Responses]]:
+def _asking(name: str) -> Callable[..., Coroutine[Any, Any, Responses]]:
+    path = (METHODS | UPLOADS)[name]
+
     async def ask(self: Any, request: Request, raw_request_info: RawRequestInfo | None = None) -> Responses:
         return self._handle_api.ask(path, request, raw_request_info)
 
@@ -398,19 +401,19 @@ class LLMServer:
     # It yields one response, of OpenAI's type for the endpoint or an `ErrorResponse`, or bytes where
     # `encoding_format` asks for them; with `stream`, lists of ready events, errors too.
 
-    chat = _asking("/v1/chat/completions")
-    completions = _asking("/v1/completions")
-    responses = _asking("/v1/responses")
-    messages = _asking("/v1/messages")
-    embeddings = _asking("/v1/embeddings")
-    score = _asking("/v1/score")
-    rerank = _asking("/v1/rerank")
-    classify = _asking("/classify")
-    pooling = _asking("/pooling")
-    transcriptions = _asking("/v1/audio/transcriptions")
-    translations = _asking("/v1/audio/translations")
-    tokenize = _asking("/tokenize")
-    detokenize = _asking("/detokenize")
+    chat = _asking("chat")
+    completions = _asking("completions")
+    responses = _asking("responses")
+    messages = _asking("messages")
+    embeddings = _asking("embeddings")
+    score = _asking("score")
+    rerank = _asking("rerank")
+    classify = _asking("classify")
+    pooling = _asking("pooling")
+    transcriptions = _asking("transcriptions")
+    translations = _asking("translations")
+    tokenize = _asking("tokenize")
+    detokenize = _asking("detokenize")
 
     async def generate(
         self, prompt: Prompt, params: Mapping[str, Any] | None = None, request_id: str | None = None

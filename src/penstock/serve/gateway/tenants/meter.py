@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from penstock.serve.tenancy.fairness import OUTPUT, Charge
+from penstock.serve.tenancy.fairness import Charge, price
 from penstock.serve.tenancy.keys import Grant
 
 _USAGE = b'"usage"'
@@ -62,9 +62,7 @@ class RequestMeter(Charge):
         tier: str,
     ) -> None:
         """answer: its tokens, as expected. reserved: tokens and their cost, in the second `begun`."""
-        self.account = None
-        self.tenant, self.weight = grant.tenant, grant.tenants.weight
-        self.price = asked.prompt_tokens + OUTPUT * answer
+        super().__init__(grant.tenant, grant.tenants.weight, price(asked.prompt_tokens, 0, answer))
         self.grant = grant
         self.reserved = reserved
         self.begun = begun

@@ -18,6 +18,7 @@ from ray.serve.handle import DeploymentHandle
 from penstock.asgi_client import call
 from penstock.config import GatewayConfig
 from penstock.errors import BadRequest
+from penstock.openai.paths import METHODS, UPLOADS
 from penstock.serve.fleet import membership
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.app import Gateway
@@ -28,21 +29,7 @@ from penstock.transport import headers
 if TYPE_CHECKING:
     from penstock.serve.replica.handles.models import RawRequestInfo
 
-_PATHS = {
-    "chat": "/v1/chat/completions",
-    "completions": "/v1/completions",
-    "responses": "/v1/responses",
-    "messages": "/v1/messages",
-    "embeddings": "/v1/embeddings",
-    "score": "/v1/score",
-    "rerank": "/v1/rerank",
-    "classify": "/classify",
-    "pooling": "/pooling",
-    "transcriptions": "/v1/audio/transcriptions",
-    "translations": "/v1/audio/translations",
-    "tokenize": "/tokenize",
-    "detokenize": "/detokenize",
-}
+_PATHS = METHODS | UPLOADS
 
 
 class _Opened(NamedTuple):

@@ -13,9 +13,10 @@ import msgspec
 from aiohttp import FormData
 
 from penstock.errors import BadRequest
+from penstock.openai.paths import UPLOADS
 
 FILE = "file"
-PATHS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
+PATHS = frozenset(UPLOADS.values())
 """They take forms, not JSON."""
 
 
