@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from tests.device import DEVICE, SHARE
 
 from penstock.asgi import TRUSTED, ASGIApp, Receive, Scope, Send
@@ -126,10 +127,24 @@ CONFIGS = {
 
 @dataclass(frozen=True)
 class Served:
-    """A started engine and a client of its app."""
+    """A started engine and a client of its app. registered: its metrics, where it has them in this process."""
 
     engine: Engine
     http: httpx.AsyncClient
+    registered: CollectorRegistry | None = None
+
+    async def counted(self, name: str) -> float:
+        """The sum of one of vLLM's metrics, as /metrics has it while no other engine starts in this process.
+
+        vLLM then takes those of the engines before off the registry that /metrics shows.
+        """
+        if self.registered:
+            text = generate_latest(self.registered).decode()
+        else:
+            text = (await self.http.get("/metrics")).text
+        values = [float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"vllm:{name}{{")]
+        assert values, f"no {name} is counted"
+        return sum(values)
 
     @property
     def foreign(self) -> bool:
@@ -172,8 +187,12 @@ async def serve(config: LLMConfig) -> AsyncIterator[Served]:
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("VLLM_API_KEY", "the gateway's, which no engine may ask for")
+            before = set(REGISTRY._collector_to_names)
             await engine.start()
+        registered = CollectorRegistry()
+        for collector in set(REGISTRY._collector_to_names) - before:
+            registered.register(collector)
         async with listening(engine.app()) as client:
-            yield Served(engine, client)
+            yield Served(engine, client, registered if registered._collector_to_names else None)
     finally:
         await engine.stop()

@@ -84,9 +84,7 @@ async def until_idle(served: Served) -> None:
 
 
 async def running_inside(served: Served) -> float:
-    """The engine's own count of running requests, as its /metrics has it."""
-    lines = (await served.http.get("/metrics")).text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running{"))
+    return await served.counted("num_requests_running")
 
 
 # -- answers over HTTP
@@ -213,18 +211,12 @@ async def test_metrics_count_what_the_prefix_cache_was_asked_and_gave(under_test
     tokens = (await ask(under_test, "/tokenize", model=MODEL_ID, prompt="wheel " * 100))["tokens"]
     prompt = {"prompt": tokens, "max_tokens": 1}
     await ask(under_test, "/v1/completions", **COMPLETION | prompt)
-    before = [await counted(under_test, name) for name in ("queries", "hits")]
+    names = ("prefix_cache_queries_total", "prefix_cache_hits_total")
+    before = [await under_test.counted(name) for name in names]
     await ask(under_test, "/v1/completions", **COMPLETION | prompt)
-    after = [await counted(under_test, name) for name in ("queries", "hits")]
+    after = [await under_test.counted(name) for name in names]
     hits = (len(tokens) - 1) // BLOCK_SIZE * BLOCK_SIZE
     assert [new - old for new, old in zip(after, before, strict=True)] == [len(tokens), hits]
-
-
-async def counted(served: Served, what: str) -> float:
-    lines = (await served.http.get("/metrics")).text.splitlines()
-    return sum(
-        float(line.split()[-1]) for line in lines if line.startswith(f"vllm:prefix_cache_{what}_total{{")
-    )
 
 
 async def test_health_is_ok_while_it_works_and_when_a_client_has_left(under_test: Served):

@@ -277,16 +277,10 @@ async def test_an_abort_keeps_what_was_made(directly: tuple[Directly, InProcessE
     assert 0 < body["usage"]["completion_tokens"] < 1500
 
 
-async def tokens_made(served: Served) -> float:
-    """As vLLM's metrics count them."""
-    lines = (await served.http.get("/metrics")).text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total"))
-
-
 async def test_tokens_are_counted_in_vllms_metrics(demo: Served, directly: tuple[Directly, InProcessEngine]):
-    before = await tokens_made(demo)
+    before = await demo.counted("generation_tokens_total")
     await directly[1].send(row(prompt="water", max_tokens=300, ignore_eos=True))
-    assert await tokens_made(demo) - before == 300
+    assert await demo.counted("generation_tokens_total") - before == 300
 
 
 @pytest.mark.parametrize("more", [{}, {"logprobs": 1}], ids=["plain", "by the application"])
@@ -294,13 +288,13 @@ async def test_a_row_that_its_driver_gives_up_leaves_the_replicas_engine(
     demo: Served, directly: tuple[Directly, InProcessEngine], more: dict[str, Any]
 ):
     counted, own = directly
-    before = await tokens_made(demo)
+    before = await demo.counted("generation_tokens_total")
     async with replica(counted) as ask:
         asking = asyncio.create_task(ask(row(prompt="water", max_tokens=1500, ignore_eos=True, **more)))
         await until(lambda: own.load().running == 1)
         asking.cancel()
         await until(lambda: own.load().running == 0)
-    assert await tokens_made(demo) - before < 1500
+    assert await demo.counted("generation_tokens_total") - before < 1500
 
 
 async def test_a_replicas_hooks_see_plain_rows_and_their_answers(directly: tuple[Directly, InProcessEngine]):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Iterator
 
 import msgspec
@@ -59,13 +58,9 @@ async def test_tenants_find_nothing_of_one_another(demo: Served, path: str):
     prompt = f"The wheel of {path} turns in the water, and " * 6
     text = json.dumps({"model": MODEL_ID, **BODIES[path]}).replace("{}", prompt)
 
-    async def hits() -> float:
-        metrics = (await demo.http.get("/metrics")).text
-        return sum(float(value) for value in re.findall(r"prefix_cache_hits_total\{.*\} (\S+)", metrics))
-
     found = list[bool]()
     for tenant in ("a", "a", "b", "b", "a"):
-        before = await hits()
+        before = await demo.counted("prefix_cache_hits_total")
         body = json.loads(text) | salted(tenant, path, b"")
         if path == GENERATE:  # a layer before the engine's application
             given = msgspec.convert(body, GenerateRequest)
@@ -73,7 +68,7 @@ async def test_tenants_find_nothing_of_one_another(demo: Served, path: str):
         else:
             answer = await demo.http.post(path, json=body)
             assert answer.status_code == 200, answer.text
-        found.append(await hits() > before)
+        found.append(await demo.counted("prefix_cache_hits_total") > before)
     assert found == [False, True, False, True, True]
 
 
