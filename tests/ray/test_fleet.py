@@ -262,6 +262,7 @@ def test_a_model_is_added_and_removed_and_the_file_says_so(service: Service, tmp
     text = f"# Ours.\n{service.file.read_text()}gateway: {{}}  # as it is\n"
     service.file.write_text(text)
     service.run("apply", str(service.file), "--take-over")
+    wait_until(lambda: not any("@" in name for name in service.pids()))  # versions of the test before
     before = service.pids()
     (tmp_path / "mine").mkdir()
     said = service.run(
