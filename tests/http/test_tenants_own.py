@@ -87,6 +87,10 @@ async def test_files_and_batches_are_their_tenants_alone(served: Served, jobs: J
     assert foreign.parse().data == []
     await jobs.restart()
     assert (await ann.batches.retrieve(batch.id)).id == batch.id
+    await in_front(served, jobs)  # a service from which the keys were taken away
+    assert (await served.openai("any").files.list()).data == []
+    with pytest.raises(openai.NotFoundError):
+        await served.openai("any").batches.retrieve(batch.id)
     assert (await ann.files.delete(files[0])).deleted
 
 
@@ -204,6 +208,10 @@ async def test_stored_responses_are_their_tenants_alone(served: Served):
             assert (await ask(mine, "DELETE", path)).status_code == 200
         foreign = new_id("0" * 16)
         assert (await ask(ANN, "GET", f"/v1/responses/{foreign}")).status_code == 404
+        made = (await ask(ANN, "POST", "/v1/responses", input="a")).json()["id"]
+    await served.gateway("m")  # the keys were taken away
+    async with served.http() as http:
+        assert (await http.get(f"/v1/responses/{made}")).status_code == 404
 
 
 # -- usage

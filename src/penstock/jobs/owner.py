@@ -7,7 +7,7 @@ from urllib.parse import quote, unquote
 import msgspec
 from starlette.requests import Request
 
-from penstock.config.schema.tenants import scope_of
+from penstock.config.schema.tenants import SCOPES, scope_of
 from penstock.errors import Forbidden
 from penstock.transport import link
 
@@ -34,12 +34,15 @@ class Owner(msgspec.Struct, frozen=True):
             raise Forbidden(f"This key may not use {endpoint}: it lacks the scope '{scope}'.")
 
 
-def owner_of(request: Request) -> Owner | None:
-    """None where there are no tenants: all files and batches are everyone's."""
+def owner_of(request: Request) -> Owner:
+    """Without a tenant's key, `default`: also in a service that had tenants before, and has none now."""
     given = request.headers.get(_HEADER)
-    return None if given is None else msgspec.json.decode(unquote(given), type=Owner)
+    return _ANYONE if given is None else msgspec.json.decode(unquote(given), type=Owner)
+
+
+_ANYONE = Owner(DEFAULT, "", None, list(SCOPES))
 
 
 def is_for(owner: Owner | None, tenant: str) -> bool:
-    """Whether what belongs to `tenant` is there for this client."""
+    """Whether what belongs to `tenant` is there for this client; all is for None, the service itself."""
     return owner is None or owner.tenant == tenant

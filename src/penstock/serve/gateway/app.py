@@ -353,7 +353,7 @@ class Gateway:
         named = content.fields.model or request.queried("model")
         catalogue = self._catalogue.only(request.models)
         about, grant = stored_responses.is_about(route), request.grant
-        mark = _mark(grant.tenant) if about and grant is not None else None
+        mark = _mark(grant.tenant) if about and grant is not None else ""
         keeper = stored_responses.keeper(self._table, route, content.fields, mark)
         if route.argument and keeper is None and not named and catalogue.default is None:
             raise stored_responses.unknown(route.argument)  # no model is the default that could know it
@@ -381,7 +381,7 @@ class Gateway:
             adapter,
             keeper,
             tier,
-            mark or "",
+            mark,
             request.meter,
             bool(request.picked),
         )

@@ -26,16 +26,16 @@ class _Item(msgspec.Struct):
     id: str | None = None
 
 
-def keeper(table: Table, route: Route, fields: Fields, mark: str | None) -> Replica | None:
-    """The replica that must answer; None when any replica can. mark: of the tenant, "" for that of responses
-    without one; None where there are no tenants.
+def keeper(table: Table, route: Route, fields: Fields, mark: str) -> Replica | None:
+    """The replica that must answer; None when any replica can. mark: of the tenant; "" is `default`'s, as is
+    everyone in a service without tenants.
 
     Raises: NotFound when the replica that the id names is gone, and for a response of another tenant.
     """
     if not is_about(route):
         return None
     named = [one for one in (route.argument, _previous(fields), *_referred_to(fields)) if one]
-    if mark is not None and (foreign := [one for one in named if mark_of(one) != mark]):
+    if foreign := [one for one in named if mark_of(one) != mark]:
         raise unknown(foreign[0])
     replica_id = keeper_of(named[0]) if named else None
     if replica_id is None:
