@@ -127,7 +127,7 @@ CONFIGS = {
 
 @dataclass(frozen=True)
 class Served:
-    """A started engine and a client of its app. registered: its metrics, where it has them in this process."""
+    """A started engine and a client of its app. registered: its metrics, if they are in this process."""
 
     engine: Engine
     http: httpx.AsyncClient
