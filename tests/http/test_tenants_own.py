@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import json
 import time
@@ -13,6 +14,8 @@ import httpx
 import msgspec
 import openai
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from jobs_served import CHAT, ENDED, JobsServed, line, lines
 from served import Served, chat, until
 from test_files_forwarded import in_front
@@ -25,6 +28,7 @@ from penstock.cli.app import app
 from penstock.config.schema.jobs import JobsConfig
 from penstock.openai.errors import parsed
 from penstock.openai.response_items import item_number, new_id
+from penstock.serve.control import webhook
 from penstock.serve.control.deployment import LLMControl
 from penstock.serve.control.link import PATH
 from penstock.serve.jobs.deployment import storage_url
@@ -32,6 +36,8 @@ from penstock.serve.tenancy.limits import Periods
 from penstock.serve.tenancy.usage import Settlement, Totals, UsageRow
 
 pytestmark = pytest.mark.parity("X6")
+
+SECRET = "whsec_" + base64.b64encode(b"a secret of the tests").decode()
 
 
 # -- files and batches
@@ -325,6 +331,61 @@ async def test_usage_reaches_control_and_the_command(served: Served, control: An
     )
     async with served.http(headers=bearer(ANN)) as http:
         assert (await http.get(f"/v1/organization/costs?start_time={now}")).status_code == 403
+
+
+async def test_a_webhook_is_told_of_usage_and_budgets_until_it_has_them(
+    served: Served, control: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(webhook, "_EVERY_S", 0.05)
+    client = openai.OpenAI(api_key="x", webhook_secret=SECRET)
+    control._webhook = webhook.Webhook(SECRET)
+    told, answers = list[dict[str, Any]](), iter([500, 302, 410])
+
+    async def receive(request: web.Request) -> web.Response:
+        body = await request.read()
+        client.webhooks.verify_signature(body, dict(request.headers))
+        if (status := next(answers, 204)) == 204:
+            told.append(json.loads(body))
+            assert told[-1]["id"] == request.headers["webhook-id"]
+        return web.Response(status=status)
+
+    async def settle(settlement: Settlement) -> Totals:
+        plain = json.loads(msgspec.json.encode(msgspec.to_builtins(settlement)))
+        return msgspec.convert(json.loads(msgspec.json.encode(await control.settle(**plain))), Totals)
+
+    def rows() -> dict[str, int]:
+        """The newest counts of requests, by tenant."""
+        found = [row for one in told if one["type"] == "usage.updated" for row in one["data"]["rows"]]
+        assert all(len(row["hour"]) == len("2026-11-28T09:00Z") for row in found)
+        return {row["tenant"]: row["requests"] for row in found}
+
+    taking = web.Application()
+    taking.router.add_post("/told", receive)
+    async with TestServer(taking) as receiver:
+        limits = {"ann": {"limits": {"warn_cost_per_month": 1, "cost_per_month": 200}}}
+        of = {"keys": [key(ANN, "ann"), key(BOB, "bob")], "prices": {"m": {"output": 1e6}}, "tenants": limits}
+        await served.gateway("m", settle=settle, webhook=str(receiver.make_url("/told")), **of)
+        await served.replica(reply="yes")
+        async with served.http() as http:
+            for secret, most, status in ((ANN, 2, 200), (ANN, 199, 429), (BOB, 1, 200)):
+                asked = await http.post(
+                    "/v1/chat/completions", json=chat(max_tokens=most), headers=bearer(secret)
+                )
+                assert asked.status_code == status
+        await until(lambda: rows() == {"ann": 2, "bob": 1})
+        budgets = {one["type"]: one["data"] for one in told if one["type"] != "usage.updated"}
+        assert set(budgets) == {"budget.soft_line", "budget.used_up"}
+        for data in budgets.values():
+            assert (data["name"], data["soft"], data["limit"]) == ("ann", 1, 200)
+            assert 1 <= data["spent"] < 200
+        before = len(told)
+        await control.close()
+        await control.open(tmp_path / "desired.sqlite", "app", "node", "127.0.0.1")
+        control._webhook = webhook.Webhook(SECRET)
+        async with served.http(headers=bearer(BOB)) as http:
+            await http.post("/v1/chat/completions", json=chat())
+        await until(lambda: rows() == {"ann": 2, "bob": 2})
+        assert {one["type"] for one in told[before:]} == {"usage.updated"}
 
 
 async def test_a_gateway_goes_on_without_its_store(served: Served):

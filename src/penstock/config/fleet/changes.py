@@ -74,6 +74,7 @@ GATEWAY: Mapping[str, Cost] = {
     "oidc": "live",
     "tenants": "live",
     "prices": "live",
+    "webhook": "live",
     "isolate_cache": "live",
     "default_model": "live",
     "priority_tier": "live",

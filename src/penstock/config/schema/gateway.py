@@ -106,6 +106,10 @@ class GatewayConfig(RootConfig):
     prices: dict[str, PriceConfig] = setting(
         {}, "What requests of tenants cost, by the id of the model, or `MODEL:ADAPTER`."
     )
+    webhook: Annotated[str, Field(pattern=r"^https?://[^/]")] | None = optional(
+        "URL that is told of usage, and of budgets that reach a line, as Standard Webhooks are. Signed where "
+        "PENSTOCK_WEBHOOK_SECRET is set. See docs/operate/tenants.md."
+    )
     isolate_cache: bool = setting(
         False,
         "Whether each tenant has a prefix cache of its own, so that times tell nothing of what others ask. "
@@ -139,6 +143,12 @@ class GatewayConfig(RootConfig):
             raise ValueError(
                 "admin_key must differ from api_key: with one key every client is an administrator."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _webhook_has_news(self) -> Self:
+        if self.webhook is not None and not self.keyed:
+            raise ValueError("webhook tells of tenants: set keys, keys_file or oidc, or leave it out.")
         return self
 
     @property

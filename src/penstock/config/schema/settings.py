@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import binascii
 import os
 import re
+from base64 import b64decode
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -40,6 +42,18 @@ def _sendable(key: SecretStr | None) -> SecretStr | None:
 
 SentKey = Annotated[SecretStr | None, AfterValidator(_sendable)]
 """A key that clients send."""
+
+
+def _signing(secret: SecretStr | None) -> SecretStr | None:
+    if secret is not None and (text := secret.get_secret_value()).startswith("whsec_"):
+        try:
+            b64decode(text.removeprefix("whsec_"), validate=True)
+        except binascii.Error:
+            raise ValueError("must have base64 after `whsec_`; or write another text.") from None
+    return secret
+
+
+_Signing = Annotated[SecretStr | None, AfterValidator(_signing)]
 
 
 def _variable(field: str) -> str:
@@ -88,6 +102,10 @@ class Settings(StrictModel):
 
     usage: str | None = optional(
         "Folder for tenants' usage and the audit log; by default `usage` in the cache folder.", min_length=1
+    )
+
+    webhook_secret: Annotated[_Signing, BeforeValidator(_secret)] = optional(
+        "Signs what `gateway.webhook` is told: `whsec_` and base64, or any other text. Control reads it."
     )
 
     vllm_capabilities_off: str = setting(

@@ -42,6 +42,7 @@ from penstock.serve.control.state import (
     Update,
 )
 from penstock.serve.control.time_sharing import TimeSharing
+from penstock.serve.control.webhook import Webhook
 from penstock.serve.http.private_listener import PrivateListener
 from penstock.serve.tenancy import organization
 from penstock.serve.tenancy.prices import NANO
@@ -80,6 +81,8 @@ class LLMControl:
         self._watching: asyncio.Task[None] | None = None
         self._looking = asyncio.create_task(self._canaries.watch())
         self._usage_store: UsageStore | None = None
+        secret = Settings.read().webhook_secret
+        self._webhook = Webhook(secret.get_secret_value() if secret is not None else "")
         self._listener = await PrivateListener.open(self._serve, NAME, node_id, node_host)
 
     async def close(self) -> None:
@@ -87,6 +90,7 @@ class LLMControl:
         self._desired.changed.close()
         self._fleet.close()
         self._looking.cancel()
+        self._webhook.close()
         await self._listener.close(grace_s=0.2)
         self._desired.close()
         if self._usage_store is not None:
@@ -163,7 +167,9 @@ class LLMControl:
     async def settle(self, **settlement: Any) -> Any:
         """Stores what a process has counted. Takes a `Settlement`, returns `Totals`, as plain values."""
         given = msgspec.convert(settlement, Settlement)
-        return msgspec.to_builtins(await asyncio.to_thread(self._usage().settle, given))
+        totals = await asyncio.to_thread(self._usage().settle, given)
+        self._webhook.follow(given.webhook, self._usage())
+        return msgspec.to_builtins(totals)
 
     async def usage(self, by: str = "tenant", since: str = "30d", until: str = "") -> dict[str, Any]:
         """Sums by `DIMENSIONS`, named with commas. since, until: `7d`, `12h` or a date; without `until`, to

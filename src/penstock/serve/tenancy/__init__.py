@@ -2,5 +2,6 @@
 
 In order: `keys` (from a key to what it may do), `prices` (what requests cost), `limits` (what one reserves
 and is charged), `fairness` (whose turn it is where requests wait), `usage` (counts, and their way to the
-store), `reporting` (sends them), `store` (all of it on disk), `organization` (as OpenAI's clients read it).
+store), `reporting` (sends them), `notices` (what a webhook is told), `store` (all of it on disk),
+`organization` (as OpenAI's clients read it).
 """

@@ -32,7 +32,7 @@ _UNTOLD = 0.03
 """Of a limit for a minute, what all gateways together may count that have not asked for a part of it."""
 
 _SHORT_WAIT_S = 1
-_NO_LIMIT = 1 << 62
+NO_LIMIT = 1 << 62
 _WHAT = ("requests", "tokens")
 _REMAINING = [f"x-ratelimit-remaining-{what}".encode() for what in _WHAT]
 _RESETS = [
@@ -91,12 +91,12 @@ class MinuteLimit:
 
     def __init__(self, kind: int) -> None:
         self.kind = kind
-        self.most = self.room = _NO_LIMIT
+        self.most = self.room = NO_LIMIT
         self.field: Field = (b"", b"")  # of the limit
         self.reserved = self.ended = self.taken = self.forgotten = 0
         self.refused = self._reported = self.sure = 0
         self.counts: dict[int, int] = {}  # by second before this one, in their order
-        self._due = _NO_LIMIT  # second in which the oldest of them is forgotten
+        self._due = NO_LIMIT  # second in which the oldest of them is forgotten
         self.second = -1
         self.mark = 0  # `reserved` when it began
 
@@ -113,7 +113,7 @@ class MinuteLimit:
     def move(self, second: int) -> None:
         """Begins this second, and forgets what is older than the window that ends with it."""
         if second != self.second:
-            if (count := self.reserved - self.mark) and self.most < _NO_LIMIT:
+            if (count := self.reserved - self.mark) and self.most < NO_LIMIT:
                 if not self.counts:
                     self._due = self.second + WINDOW_S
                 self.counts[self.second] = count
@@ -122,7 +122,7 @@ class MinuteLimit:
             count = self.counts.pop(self._due - WINDOW_S)
             self.forgotten += count
             self.room += count
-            self._due = next(iter(self.counts), _NO_LIMIT) + WINDOW_S
+            self._due = next(iter(self.counts), NO_LIMIT) + WINDOW_S
 
     def fits(self, count: int) -> bool:
         """What is more than the gateway's cap fits into an empty window."""
@@ -159,7 +159,7 @@ class MinuteLimit:
         self.move(second)
         asked = self.reserved + self.refused - self._reported
         self._reported += asked
-        return Rate(self.most, self.used, asked) if self.most < _NO_LIMIT else Rate()
+        return Rate(self.most, self.used, asked) if self.most < NO_LIMIT else Rate()
 
     def refusal(self, name: str, count: int, second: int) -> RateLimited:
         """Where the others use the rest, that may change within a second."""
@@ -185,7 +185,7 @@ class Budget:
     __slots__ = ("_before", "_counted", "_known", "_sent", "most", "period", "stored")
 
     def __init__(self, counted: MinuteLimit) -> None:
-        self.most = _NO_LIMIT
+        self.most = NO_LIMIT
         self.period = -1
         self.stored = self._sent = 0
         self._counted, self._known = counted, counted.taken  # of what was taken, what this does not count
@@ -239,20 +239,21 @@ class Allowance:
     """
 
     __slots__ = (
-        *("answer_tokens", "cost", "costs", "day", "gateways", "is_shared", "month", "most_open", "name"),
-        *("requests", "today", "tokens", "warned", "warns_at", "weight"),
+        *("answer_tokens", "cost", "costs", "day", "exhausted", "gateways", "is_shared", "month"),
+        *("most_open", "name", "requests", "today", "tokens", "warned", "warns_at", "weight"),
     )
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.answer_tokens = float(_FIRST_GUESS)
-        self.most_open = _NO_LIMIT
+        self.most_open = NO_LIMIT
         self.requests, self.tokens, self.costs = MinuteLimit(0), MinuteLimit(1), MinuteLimit(2)
         self.day: Budget | None = None
         self.month: Budget | None = None
         self.cost: Budget | None = None  # of a month
         self.today: Periods | None = None
-        self.warns_at, self.warned = _NO_LIMIT, -1  # the soft line, and the month in which it was logged
+        self.warns_at, self.warned = NO_LIMIT, -1  # the soft line, and the month in which it was logged
+        self.exhausted = -1  # the month in which its budget of money has refused a request
         self.is_shared = False  # this gateway has been told its caps
         self.gateways = 1
         self.weight = 1.0
@@ -265,16 +266,16 @@ class Allowance:
     def limit(self, limits: LimitsConfig) -> None:
         """Sets limits; what was counted stays, and so do caps of limits that have not changed."""
         before = self.requests.most, self.tokens.most
-        self.most_open = limits.open_requests or _NO_LIMIT
-        self.requests.most = limits.requests_per_minute or _NO_LIMIT
-        self.tokens.most = limits.tokens_per_minute or _NO_LIMIT
+        self.most_open = limits.open_requests or NO_LIMIT
+        self.requests.most = limits.requests_per_minute or NO_LIMIT
+        self.tokens.most = limits.tokens_per_minute or NO_LIMIT
         self.day = _limited(self.day or Budget(self.tokens), limits.tokens_per_day)
         self.month = _limited(self.month or Budget(self.tokens), limits.tokens_per_month)
         most, soft = limits.cost_per_month, limits.warn_cost_per_month
         has_none = most is None and soft is None
         self.cost = _limited(self.cost or Budget(self.costs), None if has_none else nano(most or 0))
-        self.warns_at = _NO_LIMIT if soft is None else nano(soft)
-        self.today = None
+        self.warns_at = NO_LIMIT if soft is None else nano(soft)
+        self.today, self.exhausted = None, -1
         if (self.requests.most, self.tokens.most) != before:
             self.share(self.gateways, None)
         self._look()
@@ -286,7 +287,7 @@ class Allowance:
     @property
     def is_limited(self) -> bool:
         minute = min(self.requests.most, self.tokens.most, self.most_open)
-        return self.has_budget or minute < _NO_LIMIT
+        return self.has_budget or minute < NO_LIMIT
 
     @property
     def has_budget(self) -> bool:
@@ -304,7 +305,7 @@ class Allowance:
         for one in (self.requests, self.tokens):
             one.field = (f"x-ratelimit-limit-{_WHAT[one.kind]}".encode(), b"%d" % one.most)
             one.room = one.most
-            if one.most < _NO_LIMIT:
+            if one.most < NO_LIMIT:
                 untold = int(_UNTOLD * one.most) // gateways if gateways > 1 else one.most
                 one.room = one.forgotten + (untold if caps is None else min(one.most, caps[one.kind]))
         self._look()
@@ -332,7 +333,7 @@ class Allowance:
         """
         self.move(second, today)
         requests, counted, costs = self.requests, self.tokens, self.costs
-        left, money = _NO_LIMIT, _NO_LIMIT
+        left, money = NO_LIMIT, NO_LIMIT
         if self.day is not None:
             left = self.day.most - self.day.used(today.day)
         if self.month is not None:
@@ -380,6 +381,8 @@ class Allowance:
             ("budget of this month", self.cost, cost, month, month_ends, shown),
         ):
             if budget is not None and (used := budget.used(period)) + wanted > budget.most:
+                if budget is self.cost:
+                    self.exhausted = month
                 return QuotaExhausted(
                     f"'{self.name}' has used {say(used)} of its {say(budget.most)} {what}, and the request "
                     f"may take {say(wanted)}. Its operator can raise the limit.",
@@ -418,7 +421,7 @@ def _amount(cost: int) -> str:
 
 
 def _limited(budget: Budget, most: int | None) -> Budget | None:
-    budget.most = most or _NO_LIMIT
+    budget.most = most or NO_LIMIT
     return None if most is None else budget
 
 
@@ -479,7 +482,7 @@ def settle(
             costs.ended += reserved[1]
             costs.taken += taken[1]
             costs.sure -= taken[1] - reserved[1]
-            if one.warns_at < _NO_LIMIT:
+            if one.warns_at < NO_LIMIT:
                 one.warn(budget, today.month)
 
 
@@ -490,7 +493,7 @@ def headers(allowances: Sequence[Allowance], second: int) -> list[Field]:
     requests: MinuteLimit | None = None
     tokens: MinuteLimit | None = None
     warns = False
-    fewest = least = _NO_LIMIT >> 1
+    fewest = least = NO_LIMIT >> 1
     for one in allowances:
         limit = one.requests
         if second != limit.second:
@@ -501,13 +504,13 @@ def headers(allowances: Sequence[Allowance], second: int) -> list[Field]:
         limit = one.tokens
         if (left := limit.room - limit.reserved) < least:
             least, tokens = left, limit
-        warns = warns or one.warns_at < _NO_LIMIT
+        warns = warns or one.warns_at < NO_LIMIT
     fields = [*requests.headers(second)] if requests is not None else []
     if tokens is not None:
         fields += tokens.headers(second)
     for one in allowances if warns else ():
-        if one.warns_at < _NO_LIMIT and one.cost is not None and (spent := one.cost.spent) >= one.warns_at:
-            most = f"; limit={shown(one.cost.most)}" if one.cost.most < _NO_LIMIT else ""
+        if one.warns_at < NO_LIMIT and one.cost is not None and (spent := one.cost.spent) >= one.warns_at:
+            most = f"; limit={shown(one.cost.most)}" if one.cost.most < NO_LIMIT else ""
             text = f"{one.name}; spent={shown(spent)}; soft={shown(one.warns_at)}{most}"
             fields.append((_BUDGET, text.encode()))
     return fields

@@ -16,6 +16,7 @@ from penstock.config.schema.settings import Settings, service_name
 from penstock.config.schema.tenants import span_s
 from penstock.errors import BadRequest
 from penstock.serve.tenancy.limits import Periods
+from penstock.serve.tenancy.notices import Notice, Notices
 from penstock.serve.tenancy.usage import HOUR_S, Caps, ServedElsewhere, Settlement, Totals, UsageRow
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class UsageStore:
         for name in _COUNTS:  # that an earlier version did not count
             if name not in columns:
                 self._connection.execute(f"ALTER TABLE usage ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")
+        self._notices = Notices(self._connection)
         now = time.time()
         self._connection.execute("DELETE FROM usage WHERE hour < ?", (int(now - _KEEP_S) // HOUR_S,))
         self._connection.execute("DELETE FROM sources WHERE at < ?", (now - _SOURCES_S,))
@@ -132,6 +134,9 @@ class UsageStore:
                 if hour in month:
                     tokens = row.prompt_tokens + row.output_tokens
                     self._add(tenant, key, tokens if hour // 24 >= periods.day else 0, tokens, row.cost)
+            if is_new and settlement.webhook:
+                costs = {name: self._sums.get(name, (0, 0, 0))[2] for name in settlement.lines}
+                self._notices.add(settlement, costs, periods.month_begins, now)
             found = {name: self._sums.get(name, (0, 0, 0)) for name in self._asked(settlement, is_new)}
             gateways, caps, served = 1, {}, []
             if settlement.is_gateway:
@@ -140,6 +145,16 @@ class UsageStore:
         tokens = {name: (day, month) for name, (day, month, _) in found.items()}
         costs = {name: cost for name, (_, _, cost) in found.items()}
         return Totals(periods, tokens, gateways, caps if gateways > 1 else {}, costs, served)
+
+    def untold(self) -> list[Notice]:
+        """What the webhook is to be told next. Raises: sqlite3.Error."""
+        with self._lock:
+            return self._notices.untold(time.time())
+
+    def told(self, notice: Notice) -> None:
+        """The webhook has it. Raises: sqlite3.Error."""
+        with self._lock:
+            self._notices.told(notice)
 
     def note(self, who: str, what: str) -> None:
         """Adds to the audit log."""

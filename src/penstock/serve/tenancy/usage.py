@@ -58,7 +58,8 @@ class Settlement(msgspec.Struct, frozen=True):
 
     number: of the process's settlements, from 1. rates: by allowance, of requests and of tokens. totals_of:
     allowances whose totals the process needs; None for all. is_gateway: whether it shares limits with others.
-    changes: of keys, that it has noticed: who, and what.
+    changes: of keys, that it has noticed: who, and what. webhook: "" for none. lines: of the rows' allowances
+    that have a budget of money, the soft line, the most that it may take, and whether that refused a request.
     """
 
     source: str
@@ -68,6 +69,8 @@ class Settlement(msgspec.Struct, frozen=True):
     totals_of: list[str] | None = None
     is_gateway: bool = True
     changes: list[tuple[str, str]] = []
+    webhook: str = ""
+    lines: dict[str, tuple[int, int, bool]] = {}
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -93,6 +96,7 @@ class UsageCounters:
         self._rows: dict[UsageKey, UsageRow] = {}
         self.changes: list[tuple[str, str]] = []
         """Of keys: who, and what."""
+        self.webhook = ""
         self._sent: Settlement | None = None
         self._number = 0
         self._knows = False  # the totals of all allowances
@@ -124,9 +128,13 @@ class UsageCounters:
         rows, self._rows = self._rows, {}
         changes, self.changes = self.changes, []
         names = {name for key in rows for name in (key[1], f"{key[1]}/{key[2]}")} & allowances.keys()
+        lines = dict[str, tuple[int, int, bool]]()
         for name in names:
-            for budget in allowances[name].budgets:
+            one = allowances[name]
+            for budget in one.budgets:
                 budget.send()
+            if one.cost is not None and self.webhook:
+                lines[name] = one.warns_at, one.cost.most, one.exhausted == one.cost.period
         found = ((name, one.rates(int(now))) for name, one in allowances.items() if one.is_limited)
         rates = {name: rates for name, rates in found if rates is not None}
         self._number += 1
@@ -139,6 +147,8 @@ class UsageCounters:
             budgets if self._knows else None,
             self._is_gateway,
             changes,
+            self.webhook,
+            lines,
         )
         return self._sent
 

@@ -93,6 +93,7 @@ class Tenants:
             self._watching.cancel()
         self._config, (keys, self._state) = config, found
         self._prices = PriceList(config.prices)
+        self.usage.counters.webhook = config.webhook or ""
         self._take(keys)
         oidc = config.oidc if self._metrics is not None else None
         if oidc != (self.tokens.config if self.tokens is not None else None):
