@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from ray import serve as ray_serve
+from tests.cluster import Cluster
 from tests.ports import unused
 
 import penstock.data
@@ -27,6 +29,15 @@ with run(config, port=PORT) as service:
     answer = client.chat.completions.create(model="demo", messages=[message], temperature=0)
     print(answer.choices[0].message.content)
 service.stop()
+"""
+SIMULATED = """
+import httpx
+from penstock.serve import run
+
+model = {"model_loading_config": {"model_id": "m"}, "llm_engine": "sim", "engine_kwargs": {"reply": "here"}}
+with run(model, port=PORT, name="of-a-program") as service:
+    asked = {"model": "m", "prompt": "hello"}
+    print(httpx.post(f"{service.url}/v1/completions", json=asked).json()["choices"][0]["text"])
 """
 FAILS = """
 import httpx
@@ -55,12 +66,19 @@ with run(good, port=PORT) as service:
 """
 
 
-def program(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+def program(folder: Path, text: str, **environment: str) -> subprocess.CompletedProcess[str]:
     (folder / "program.py").write_text(text.replace("PORT", str(unused())))
-    free = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    free = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | environment
     return subprocess.run(
         [sys.executable, "program.py"], cwd=folder, env=free, capture_output=True, text=True, timeout=280
     )
+
+
+def test_on_a_cluster_of_others_it_ends_its_own_service_only(tmp_path: Path, cluster: Cluster, toy: str):
+    done = program(tmp_path, SIMULATED, RAY_ADDRESS=cluster.address)
+    assert done.stdout == "here\n", done.stderr
+    found = ray_serve.status().applications
+    assert (found[toy].status, "of-a-program" in found) == ("RUNNING", False)
 
 
 @pytest.mark.full

@@ -75,9 +75,9 @@ def run(
 ) -> RunningService:
     """Serves these models at one OpenAI-compatible address, on a port of the gateway's own.
 
-    On the Ray cluster that this program is connected to, else on one that it starts. Called again under the
-    same `name`, it changes the running service; where that fails, the old one goes on. gateway: as in a
-    file; its `port` and `host` win. blocking: whether to return only at Ctrl-C.
+    On the Ray cluster that this program is connected to, or that `ray.init()` finds, else on one that it
+    starts. Called again under the same `name`, it changes the running service; where that fails, the old one
+    goes on. gateway: as in a file; its `port` and `host` win. blocking: whether to return only at Ctrl-C.
     Raises: ConfigError, also for a second service under the name of one whose `with` block goes on;
     EngineStartFailed with the engine's reason.
     """
@@ -96,14 +96,12 @@ def run(
             f"A `with` block of this program serves {name!r} at {block.url}. Give the second service another "
             "`name`; to change the first one, give the same port."
         )
-    own_ray = not ray.is_initialized()
-    service = RunningService(settings.local_url, name, own_ray=own_ray)
+    service = RunningService(settings.local_url, name, own_ray=False)
     running: Mapping[str, Any] = {}
     try:
         with quiet(own=True):
-            if own_ray:
-                os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 costs tokens where CPUs are full
-                ray.init(include_dashboard=False, log_to_driver=False)
+            if not ray.is_initialized():
+                service = RunningService(settings.local_url, name, own_ray=_start_ray())
             before = serve.status()
             running = before.applications
             if not (before.proxies or running):
@@ -121,6 +119,19 @@ def run(
         print(f"Serving at {service.url}. Ctrl-C stops.", flush=True)
         service.wait()
     return service
+
+
+def _start_ray() -> bool:
+    """Whether a Ray was started, and not one joined that others use."""
+    import ray
+
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 costs tokens where CPUs are full
+    try:
+        ray.init(resources={}, include_dashboard=False, log_to_driver=False)
+    except ValueError:  # a cluster that is there has its resources
+        ray.init(log_to_driver=False)
+        return False
+    return True
 
 
 def _why(name: str, error: BaseException) -> str:
