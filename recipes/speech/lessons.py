@@ -19,7 +19,7 @@ WORDS = [word for words in NUMBERS.values() for word in words]
 WINDOW_S = 4
 MOST_WORDS = 6
 CLEAR_SHARE = 0.5
-DRAWS, SHORT, LONG = 3, 24, 4
+DRAWS, SHORT, LONG = 3, 24, 8
 """Of the exam: its seeds, and what each draws."""
 
 
@@ -94,9 +94,20 @@ def pieces(rng: np.random.Generator) -> list[Lesson]:
     return found
 
 
-def exam() -> list[Lesson]:
-    """Clear speech from other seeds than lessons: short, and pieces of what is longer."""
+def pairs(language: str) -> list[Lesson]:
+    """Each number before another one, said at once and calmly."""
     found: list[Lesson] = []
+    for number in range(10):
+        numbers = number, (3 * number + 1) % 10
+        if numbers[0] != numbers[1]:
+            words = [NUMBERS[language][one] for one in numbers]
+            found.append(Lesson(language, numbers, speak(words, pause_s=(0.3, 0.3))))
+    return found
+
+
+def exam() -> list[Lesson]:
+    """Clear speech from other seeds than lessons: pairs, short ones, and pieces of what is longer."""
+    found = [lesson for language in NUMBERS for lesson in pairs(language)]
     for rng in (np.random.default_rng((draw, 1)) for draw in range(DRAWS)):
         found += [clear(rng) for _ in range(SHORT)]
         found += [piece for _ in range(LONG) for piece in pieces(rng)]
