@@ -82,7 +82,7 @@ PLAIN: dict[str, Kind] = {
     "two choices": (CHAT, SUM | HOT | USAGE | {"n": 2, "seed": 12, "max_tokens": 30}),
     "two choices, one ends early": (
         COMPLETIONS,
-        TEXT | HOT | {"n": 2, "seed": 33, "stop": ["zzq"], "stop_token_ids": list(range(320, 332))},
+        TEXT | HOT | {"n": 2, "seed": 33, "stop": ["zzq"], "stop_token_ids": list(range(300, 360))},
     ),
     "logprobs": (
         CHAT,
@@ -335,9 +335,10 @@ async def continued(
 def told(pieces: Sequence[bytes]) -> dict[str, list[Any]]:
     """What the events of a stream say together, by choice: their texts joined, and each kind of event once.
 
-    How many tokens an event has depends on time.
+    How many tokens an event has depends on time, and so do which choice is ahead, and whether the last text
+    comes with the end.
     """
-    found: dict[str, list[Any]] = {"kinds": []}
+    found: dict[str, list[Any]] = {}
     lines = b"".join(pieces).decode().splitlines()
     found["other"] = [line for line in lines if line.startswith("data: ") and line[6] != "{"]
     # A logprob's last digits depend on what was computed with its token.
@@ -352,13 +353,26 @@ def told(pieces: Sequence[bytes]) -> dict[str, list[Any]]:
                 items[-1][1] += text
             else:
                 items.append([name, text])
-        kind = json.dumps(event)
-        if '"name": "' in kind or "type" in event:  # a tool's call, or where an item or block begins or ends
-            items = found.setdefault(f"{at} ", [])
-            items += [[kind]] if [kind] not in items else []
-        elif kind not in found["kinds"]:
-            found["kinds"].append(kind)
+        for part in _parts(event):
+            kind = json.dumps(part)
+            if (
+                '"name": "' in kind or "type" in part
+            ):  # a tool's call, or where an item or block begins or ends
+                items = found.setdefault(f"{at} ", [])
+                items += [[kind]] if [kind] not in items else []
+            elif kind not in (kinds := found.setdefault(f"{at} kinds", [])):
+                kinds.append(kind)
     return found
+
+
+def _parts(event: Any) -> list[Any]:
+    """The event, or its text and its end as two."""
+    choices = event.get("choices")
+    if not choices or not choices[0].get("delta") or choices[0].get("finish_reason") is None:
+        return [event]
+    (choice,) = choices
+    text = choice | {"finish_reason": None, "stop_reason": None}
+    return [event | {"choices": [one]} for one in (text, choice | {"delta": {}})]
 
 
 def _texts(event: Any) -> list[tuple[str, Any]]:
