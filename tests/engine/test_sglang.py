@@ -281,10 +281,10 @@ async def test_a_paused_engine_keeps_its_requests_and_takes_new_ones(sglang: Ser
 
 @pytest.mark.parametrize(("mode", "reason"), [("abort", "abort"), ("wait", "length")])
 async def test_a_pause_ends_what_runs_as_its_mode_says(sglang: Served, mode: Any, reason: str):
-    running = asyncio.create_task(generate(sglang, max_tokens=150, ignore_eos=True))
-    await until(lambda: sglang.engine.load().kv_usage > 0)
+    running = sglang.engine.generate(PROMPT, {"max_tokens": 150, "ignore_eos": True})
+    await anext(running)  # its load, which comes once a second, may be of the test before
     await sglang.engine.control.pause(mode)
-    assert (await running)[-1].finish_reason == reason
+    assert [delta async for delta in running][-1].finish_reason == reason
     await sglang.engine.control.resume()
     assert text(await generate(sglang)) == ANSWER
 
