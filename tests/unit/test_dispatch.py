@@ -18,8 +18,9 @@ from penstock.serve.gateway import dispatch as module
 from penstock.serve.gateway import relay
 from penstock.serve.gateway.body import BodyBudget, NoRoom, RequestBody
 from penstock.serve.gateway.catalogue import ServedModel
-from penstock.serve.gateway.dispatch import Dispatch, UpstreamRequest
+from penstock.serve.gateway.dispatch import Dispatch
 from penstock.serve.gateway.relay import OpenStream
+from penstock.serve.gateway.request import UpstreamRequest
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.telemetry.timing import Timing
 from penstock.serve.routing import RoutingRequest

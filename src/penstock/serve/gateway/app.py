@@ -31,9 +31,9 @@ from penstock.serve.gateway import admin, routes, stored_responses
 from penstock.serve.gateway.auth import Auth, given
 from penstock.serve.gateway.body import BodyBudget, Fields, RequestBody
 from penstock.serve.gateway.catalogue import Catalogue, ServedModel
-from penstock.serve.gateway.dispatch import Choose, Dispatch, UpstreamRequest
+from penstock.serve.gateway.dispatch import Choose, Dispatch
 from penstock.serve.gateway.own_answers import JSON, Listing, OwnAnswers
-from penstock.serve.gateway.request import ClientRequest
+from penstock.serve.gateway.request import ClientRequest, UpstreamRequest
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.routes import Handler
 from penstock.serve.gateway.routing_features import sticky_key

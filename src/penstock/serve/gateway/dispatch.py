@@ -25,20 +25,19 @@ from penstock.serve.fleet.replica import Lease, Replica
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway import relay, stored_responses
 from penstock.serve.gateway.admission import AdmissionQueue, removed
-from penstock.serve.gateway.body import Fields, NoRoom, RequestBody
+from penstock.serve.gateway.body import Fields, NoRoom
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.gateway.relay import OpenStream, OpenStreams
+from penstock.serve.gateway.request import UpstreamRequest
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.routing_features import FeatureReader
 from penstock.serve.gateway.telemetry import timing
 from penstock.serve.http.connection_limits import Connections
 from penstock.serve.routing import policy
-from penstock.serve.routing.policy import Policy, RoutingRequest
+from penstock.serve.routing.policy import Policy
 from penstock.serve.routing.split import Splits
-from penstock.serve.tenancy.fairness import Charge
-from penstock.tiers import DEFAULT, FLEX, Tier
+from penstock.tiers import FLEX
 from penstock.transport import headers, link
-from penstock.transport.connection import Headers
 from penstock.transport.continuation import CONTINUE, RecordBudget, StreamRecord
 
 log = logging.getLogger(__name__)
@@ -52,26 +51,6 @@ _LEAVING = ("draining", "gone")
 Choose = Callable[[Fields, str], AbstractAsyncContextManager[str]]
 """Picks a replica for a request and its session, not by the gateway's own table, for as long as the request
 lasts: its id, or "" to leave it to the gateway."""
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamRequest:
-    """A request as the replica sees it. adapter: "" for the base model. keeper: the only replica that can
-    answer. tier: its class of work. tenant: its mark, as `response_items` has it, for what is stored.
-    charge: what it costs its tenant. is_split: whether any version of its model may answer.
-    """
-
-    id: str
-    method: str
-    target: bytes
-    headers: Headers
-    body: RequestBody
-    adapter: str = ""
-    keeper: Replica | None = None
-    tier: Tier = DEFAULT
-    tenant: str = ""
-    charge: Charge | None = None
-    is_split: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,31 +205,24 @@ class Dispatch:
         reply.timing.begin(timing.PICK)
         fields, queue, choose = request.body.fields, served.queue, served.choose
         asked = served.reader.read(request.adapter, fields, request.headers, len(request.body.content))
+        stream = OpenStream(request, model_id, asked, reply, StreamRecord(self._records), self.metrics)
         if choose is None or request.keeper or not (patient or self._table.ready(model_id)):
-            return await self._attempt(model_id, queue, request, reply, asked, patient)
+            return await self._ask_until_answered(queue, stream, patient)
         async with choose(fields, asked.session) as replica_id:
-            asked = msgspec.structs.replace(asked, chosen=replica_id)
-            return await self._attempt(model_id, queue, request, reply, asked, patient)
+            stream.asked = msgspec.structs.replace(asked, chosen=replica_id)
+            return await self._ask_until_answered(queue, stream, patient)
 
-    async def _attempt(
-        self,
-        model_id: str,
-        queue: AdmissionQueue,
-        request: UpstreamRequest,
-        reply: ClientResponse,
-        asked: RoutingRequest,
-        patient: bool,
-    ) -> None:
-        record, is_stored = StreamRecord(self._records), bool(request.keeper)
-        stream = OpenStream(request.id, model_id, request.body, reply, record, self.metrics, is_stored)
+    async def _ask_until_answered(self, queue: AdmissionQueue, stream: OpenStream, patient: bool) -> None:
+        """Asks one replica after the other. patient: whether it waits for one while there is none."""
+        request, reply, model_id = stream.request, stream.reply, stream.model_id
         try:
             while True:
-                lease = stream.lease or await self._lease(queue, request, stream, asked, patient)
+                lease = stream.lease or await self._lease(queue, stream, patient)
                 stream.lease, replica = None, lease.replica
                 reply.timing.begin(timing.GATEWAY)
-                self._streams.add(replica, stream, asked, request.tier)
+                self._streams.add(replica, stream)
                 try:
-                    return await self._ask(replica, request, stream)
+                    return await self._ask(replica, stream)
                 except relay.ReplicaFailed as failed:
                     died = failed.worked and replica.state not in _LEAVING
                     stream.fail(replica, failed, died=died, refused=failed.refused)
@@ -266,24 +238,17 @@ class Dispatch:
                     reply.timing.failed()
                     self.metrics.failovers.labels(model_id).inc()
         finally:
-            record.close()
+            stream.record.close()
             if stream.lease is not None:
                 queue.release(stream.lease)
 
-    async def _lease(
-        self,
-        queue: AdmissionQueue,
-        request: UpstreamRequest,
-        stream: OpenStream,
-        asked: RoutingRequest,
-        patient: bool,
-    ) -> Lease:
-        tried, reply = stream.tried, stream.reply
+    async def _lease(self, queue: AdmissionQueue, stream: OpenStream, patient: bool) -> Lease:
+        request, tried, reply = stream.request, stream.tried, stream.reply
         if reply.started:  # no fallback can go on with it
             is_replaced = any(one.serves != tried.serves for one in self._table.ready(stream.model_id))
             patient = (patient or reply.has_fallback) and not is_replaced
         keeper, tier, charge = request.keeper, request.tier, request.charge
-        waiting = queue.acquire(asked, tried, reply.timing, keeper, patient, tier, charge)
+        waiting = queue.acquire(stream.asked, tried, reply.timing, keeper, patient, tier, charge)
         try:
             return await request.body.while_waiting(stream.model_id, waiting)
         except (Overloaded, Unavailable) as error:
@@ -291,8 +256,8 @@ class Dispatch:
                 raise
             raise stream.end("no replica", error) from error
 
-    async def _ask(self, replica: Replica, request: UpstreamRequest, stream: OpenStream) -> None:
-        pool = self._links.pool(replica)
+    async def _ask(self, replica: Replica, stream: OpenStream) -> None:
+        request, pool = stream.request, self._links.pool(replica)
         if pool is None:
             raise relay.ReplicaFailed("has left", worked=False)
         secret = replica.address.secret
@@ -301,14 +266,13 @@ class Dispatch:
             own.append((link.TENANT, request.tenant.encode()))
         if (charge := request.charge) is not None:
             own.append((link.SHARE, b"%.2f %b" % (charge.price / charge.weight, charge.tenant.encode())))
-        size = len(request.body.content)
         record = stream.record
         if stream.reply.started or (record.is_handed_over and record.serves == replica.serves):
             own.append((CONTINUE, record.to_header()))
         else:
             record.restart()
         stream.given = bytes(record.data)
-        size += len(stream.given)
+        size = len(request.body.content) + len(stream.given)
         head = headers.to_replica(request.method, request.target, request.headers, own, size)
         await relay.ask(pool, head, stream)
 

@@ -15,11 +15,10 @@ from penstock.errors import EngineDead, Error, OwnCodeFailed
 from penstock.metrics import GatewayMetrics
 from penstock.serve.fleet.replica import Lease, Replica, Tried
 from penstock.serve.gateway.admission import AdmissionQueue
-from penstock.serve.gateway.body import RequestBody
+from penstock.serve.gateway.request import UpstreamRequest
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.telemetry import timing
 from penstock.serve.routing.policy import RoutingRequest
-from penstock.tiers import Tier
 from penstock.transport import link
 from penstock.transport.connection import Head, ReplicaConnection
 from penstock.transport.continuation import RESUMABLE, StreamRecord
@@ -84,19 +83,18 @@ class Events:
 
 @dataclass(eq=False, slots=True)
 class OpenStream:
-    """One response. is_stored: one replica alone can give it. tried: those that failed it.
+    """One response. asked: what replicas are picked by. tried: those that failed it.
 
     connection: to the replica that gives it. lease: of the replica to which it moves. given: the tokens with
     which that replica has to go on.
     """
 
-    id: str
+    request: UpstreamRequest
     model_id: str
-    body: RequestBody
+    asked: RoutingRequest
     reply: ClientResponse
     record: StreamRecord
     metrics: GatewayMetrics
-    is_stored: bool = False
     deaths: int = 0
     tried: Tried = field(default_factory=Tried)
     events: Events = field(default_factory=Events)
@@ -110,9 +108,9 @@ class OpenStream:
         """Why it cannot go on at another replica after its first byte; "" while it can."""
         if self.deaths >= MOST_DEATHS:
             return "deaths"
-        return (
-            self.record.lost or ("stored" if self.is_stored else "") or ("" if self.body.taken else "memory")
-        )
+        if self.record.lost or self.request.keeper:
+            return self.record.lost or "stored"
+        return "" if self.request.body.taken else "memory"
 
     def fail(self, replica: Replica, why: Exception, *, died: bool, refused: bool) -> None:
         """The replica has not finished the response; another one may be asked when this returns.
@@ -131,7 +129,7 @@ class OpenStream:
         if not self.reply.streaming or self.lost:
             raise self.end(self.lost, why) from why
         self.reply.timing.pause()
-        self.body.need()
+        self.request.body.need()
         self.tried.serves = self.record.serves
         self._tokens = self.record.tokens()
 
@@ -139,7 +137,7 @@ class OpenStream:
         """The error that ends it, counted by its reason."""
         if self.reply.streaming:
             self.metrics.streams_cut.labels(self.model_id, lost).inc()
-            log.info("the stream of request %s does not go on (%s): %s", self.id, lost, why)
+            log.info("the stream of request %s does not go on (%s): %s", self.request.id, lost, why)
         if lost == "deaths":
             return EngineDead(
                 f"{self.deaths} replicas failed while they worked on this request; it is not tried again. It "
@@ -154,12 +152,13 @@ class OpenStream:
         """Another replica goes on with it. after: how long it paused, for the log."""
         self.metrics.streams_continued.labels(self.model_id).inc()
         self.metrics.tokens_replayed.labels(self.model_id).inc(self._tokens)
-        log.info("the answer to request %s goes on%s, with %d tokens again", self.id, after, self._tokens)
+        again = self.request.id, after, self._tokens
+        log.info("the answer to request %s goes on%s, with %d tokens again", *again)
 
     def resumed(self) -> None:
         """The next replica goes on with a stream."""
         pause_s = self.reply.timing.resume()
-        self.body.spare()
+        self.request.body.spare()
         self.count(f" after {pause_s:.3f} s")
         if self.reply.pauses is not None:
             self.reply.pauses.observe(pause_s)
@@ -169,10 +168,10 @@ class OpenStreams:
     """Those of one gateway, by the replica that gives them."""
 
     def __init__(self) -> None:
-        self._at: defaultdict[Replica, dict[OpenStream, tuple[RoutingRequest, Tier]]] = defaultdict(dict)
+        self._at: defaultdict[Replica, dict[OpenStream, None]] = defaultdict(dict)  # in order of begin
 
-    def add(self, replica: Replica, stream: OpenStream, asked: RoutingRequest, tier: Tier) -> None:
-        self._at[replica][stream] = asked, tier
+    def add(self, replica: Replica, stream: OpenStream) -> None:
+        self._at[replica][stream] = None
 
     def discard(self, replica: Replica, stream: OpenStream) -> None:
         del self._at[replica][stream]
@@ -185,12 +184,12 @@ class OpenStreams:
 
     def move(self, replica: Replica, queue: AdmissionQueue) -> None:
         """Has streams of a replica that leaves go on elsewhere, as far as others have room at once."""
-        for stream, (asked, tier) in list(self._at.get(replica, {}).items()):
+        for stream in list(self._at.get(replica, ())):
             if stream.lease or stream.connection is None or not stream.reply.streaming or stream.lost:
                 continue
             stream.tried.add(replica)
             stream.tried.serves = stream.record.serves
-            stream.lease = queue.at_once(asked, stream.tried, tier)
+            stream.lease = queue.at_once(stream.asked, stream.tried, stream.request.tier)
             if stream.lease is not None:
                 stream.connection.fail("it drains, and the stream moves")
 
@@ -201,7 +200,7 @@ async def ask(pool: Pool, head: bytes, stream: OpenStream) -> None:
     When the response has started, the replica is asked to continue it.
     Raises: ReplicaFailed.
     """
-    reply, body = stream.reply, stream.body
+    reply, body = stream.reply, stream.request.body
     sent = False
     while True:
         reply.timing.begin(timing.CONNECT)
@@ -216,7 +215,7 @@ async def ask(pool: Pool, head: bytes, stream: OpenStream) -> None:
             line = pool.multiplexer.attach(connection, stream.record)  # one more header line, or none
             connection.request(head[:-2] + line + b"\r\n", body.content, stream.given)
             stream.connection = connection
-            return await _pass_on(connection, stream)
+            return await _relay_response(connection, stream)
         except ConnectionError as error:
             if reply.streaming:
                 pool.multiplexer.detach(connection)  # nothing more may come from there
@@ -232,7 +231,7 @@ async def ask(pool: Pool, head: bytes, stream: OpenStream) -> None:
             pool.release(connection)
 
 
-async def _pass_on(connection: ReplicaConnection, stream: OpenStream) -> None:
+async def _relay_response(connection: ReplicaConnection, stream: OpenStream) -> None:
     reply = stream.reply
     head = await connection.head()
     piece = await connection.read()
@@ -250,13 +249,13 @@ async def _pass_on(connection: ReplicaConnection, stream: OpenStream) -> None:
             raise ReplicaFailed(f"answered {head.status} to go on", worked=True)
         stream.resumed()
     else:
-        await _start(head, piece, stream)
+        await _start_response(head, piece, stream)
     if head.header(RESUMABLE) is None:
         stream.record.lose("engine")
-    await _relay(connection, piece, reply, stream.events)
+    await _relay_body(connection, piece, reply, stream.events)
 
 
-async def _start(head: Head, piece: bytes, stream: OpenStream) -> None:
+async def _start_response(head: Head, piece: bytes, stream: OpenStream) -> None:
     """Sends the head. piece: the first one of the body."""
     reply = stream.reply
     if head.status == 500 and _OWN_CODE not in piece:
@@ -269,11 +268,13 @@ async def _start(head: Head, piece: bytes, stream: OpenStream) -> None:
         stream.count()
         reply.more = [*reply.more, _CONTINUED]
     stream.record.origin = head.header(RESUMABLE) or b""
-    (stream.body.spare if stream.record.origin else stream.body.drop)()
+    (stream.request.body.spare if stream.record.origin else stream.request.body.drop)()
     await reply.start(head.status, to_client(head.headers))
 
 
-async def _relay(connection: ReplicaConnection, piece: bytes, reply: ClientResponse, events: Events) -> None:
+async def _relay_body(
+    connection: ReplicaConnection, piece: bytes, reply: ClientResponse, events: Events
+) -> None:
     while not connection.exhausted:
         if whole := events.of(piece) if reply.streaming else piece:
             await reply.piece(whole)

@@ -1,22 +1,30 @@
-"""One client's request: what it asks for, whether the client is still connected, how it ended."""
+"""One client's request: what it asks for, whether the client is still connected, how it ended.
+
+And the request that a replica gets for it.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote
 
 from penstock.asgi import Receive, Scope, while_connected
 from penstock.errors import BadRequest, Error
 from penstock.metrics import RouteMetrics
+from penstock.serve.fleet.replica import Replica
+from penstock.serve.gateway.body import RequestBody
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.routes import Route, below
 from penstock.serve.gateway.telemetry.timing import Timing
 from penstock.serve.gateway.tenants.meter import RequestMeter
 from penstock.serve.http import direct_writer, limits
+from penstock.serve.tenancy.fairness import Charge
 from penstock.serve.tenancy.keys import Grant
+from penstock.tiers import DEFAULT, Tier
 from penstock.transport import headers
 from penstock.transport.connection import Headers
 
@@ -29,6 +37,26 @@ _SHOWN = "/:@!$&'()*+,;=~"  # in a path, beside letters and digits
 
 access = logging.getLogger("penstock.access")
 """One line per request: off unless its level is set to INFO."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamRequest:
+    """A request as the replica sees it. adapter: "" for the base model. keeper: the only replica that can
+    answer. tier: its class of work. tenant: its mark, as `response_items` has it, for what is stored.
+    charge: what it costs its tenant. is_split: whether any version of its model may answer.
+    """
+
+    id: str
+    method: str
+    target: bytes
+    headers: Headers
+    body: RequestBody
+    adapter: str = ""
+    keeper: Replica | None = None
+    tier: Tier = DEFAULT
+    tenant: str = ""
+    charge: Charge | None = None
+    is_split: bool = False
 
 
 class ClientRequest:

@@ -32,7 +32,8 @@ from penstock.serve.fleet.membership import Members
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.body import BodyBudget, RequestBody
 from penstock.serve.gateway.catalogue import ServedModel
-from penstock.serve.gateway.dispatch import Dispatch, UpstreamRequest
+from penstock.serve.gateway.dispatch import Dispatch
+from penstock.serve.gateway.request import UpstreamRequest
 from penstock.serve.gateway.response import ClientResponse
 from penstock.serve.gateway.telemetry.timing import Timing
 from penstock.transport import headers
