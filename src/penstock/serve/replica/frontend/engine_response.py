@@ -44,11 +44,12 @@ _EVENTS = b"text/event-stream"
 class EngineResponse:
     """An ASGI `send` for the engine's app, and the engine's `Shortcut`.
 
-    number: of the stream on the multiplexed connection; 0 when the gateway wants none there. path: of the
-    request; tier: its class of work, which its response reports. first_token: called with the seconds that
-    the first token took, where that is known. origin: of a stream that can be continued, if the engine can.
-    drop: how many pieces the client has of a stream that this one continues. handed: how many tokens the
-    gateway has of an answer that has not begun.
+    sender: of the multiplexed connection; None when the gateway wants no stream there. number: of the stream
+    on it. path: of the request; tier: its class of work, which its response reports. first_token: called with
+    the seconds that the first token took, where that is known. origin: of a stream that can be continued, if
+    the engine can. sent: how many pieces the client has of a stream that this one continues. dropped: those
+    of them that the app has made again. handed: how many tokens the gateway has of an answer that has not
+    begun.
     """
 
     direct: Send
@@ -59,27 +60,24 @@ class EngineResponse:
     _tier: str
     _first_token: Callable[[float], None] | None
     _origin: Origin | None = None
-    _drop: int = 0
+    _sent: int = 0
+    _dropped: int = 0
     handed: int = 0
     started: bool = False
-    _continues: bool = field(init=False)
     _void: bool = False
     _recorded: list[Group | None] = field(default_factory=list[Group | None])
     _start: Message | None = None
-    _held: list[bytes] = field(init=False)
-    _arrived_at: float = field(init=False)
-    _probe: TimingProbe = field(init=False)
+    _held: list[bytes] = field(default_factory=list[bytes])
+    _arrived_at: float = field(default_factory=time.monotonic)
+    _probe: TimingProbe = field(default_factory=TimingProbe)
     _tokens: TokensProbe = field(default_factory=TokensProbe)
 
-    def __post_init__(self) -> None:
-        self._held, self._arrived_at, self._probe = [], time.monotonic(), TimingProbe()
+    def accompany(self) -> None:
+        """Puts what engines look for into the context of the running request."""
         timing_probe.set(self._probe)
         tokens_so_far.set(self._tokens)
         shortcut.set(self)
-        if not self._number:
-            self._sender = None
-        self._continues = self._drop > 0
-        if self._origin is not None and (self._sender is not None or self._continues):
+        if self._origin is not None and (self._sender is not None or self._sent):
             record_tokens.set(self._recorded.append)
 
     async def send(self, message: Message) -> None:
@@ -96,7 +94,9 @@ class EngineResponse:
                 return
             message = {**message, "body": (body := self._reported(self._start, body))}
         start, self._start = self._start, None
-        if start is not None and self._continues and start["status"] == 200 and not self._is_resumable():
+        while start is not None and None in self._recorded:  # the request has begun anew since
+            del self._recorded[: self._recorded.index(None) + 1]
+        if start is not None and self._sent and start["status"] == 200 and not self._is_resumable():
             self._end()
             error = Unavailable("This replica cannot continue the stream.")
             await send_error(self.direct, error, self._path, link.turned_away(link.REFUSED))
@@ -106,8 +106,8 @@ class EngineResponse:
         if start is not None:
             self.started = True
             await self.direct({**start, "headers": [*start["headers"], *self._own_headers(start)]})
-        if self._drop and not body.startswith(ERROR_EVENTS):
-            self._drop -= 1
+        if self._dropped < self._sent and not body.startswith(ERROR_EVENTS):
+            self._dropped += 1
             if not message.get("more_body"):
                 self._end()  # before the place where the client is: it is cut
         elif self._sender is None:
@@ -174,12 +174,10 @@ class EngineResponse:
 
     def _is_resumable(self) -> bool:
         """Whether the engine has recorded what the first piece was made of, and what it serves is known."""
-        recorded, stamp = self._recorded, _stamp()
-        while None in recorded:
-            del recorded[: recorded.index(None) + 1]
-        if not recorded or stamp is None or self._origin is None:
+        stamp = _stamp()
+        if not self._recorded or stamp is None or self._origin is None:
             return False
-        return not self._continues or self._origin.adapter == stamp
+        return not self._sent or self._origin.adapter == stamp
 
     async def _multiplex(self, sender: StreamSender, body: bytes, last: bool) -> None:
         await sender.room(self._number)
@@ -191,7 +189,7 @@ class EngineResponse:
         """In milliseconds. front: all but the engine, such as chat template, tokenizer and JSON."""
         total_s = time.monotonic() - self._arrived_at
         spent = self._probe.ask() if self._probe.ask is not None else EngineTimings()
-        if self._first_token is not None and not self._continues:
+        if self._first_token is not None and not self._sent:
             if streamed:
                 self._first_token(total_s)
             elif spent.queue_s is not None and spent.prefill_s is not None:
@@ -226,8 +224,8 @@ class EngineResponse:
         return self.started and self._sender is not None
 
     def push(self, frame: EventFrame, text: bytes) -> bool:
-        if self._drop:
-            self._drop -= 1
+        if self._dropped < self._sent:
+            self._dropped += 1
             return True
         return self._sender is None or self._sender.push_text(self._number, frame, text)
 

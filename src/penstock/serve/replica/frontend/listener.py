@@ -214,7 +214,7 @@ class Listener:
             price, _, name = share.decode().partition(" ")
             tag = tags.tag(name, float(price))
         turn.set(tags.now if tag is None else tag.number)
-        sender, batch = self._multiplexers.get(gateway), self._source.batch
+        sender, batch = self._multiplexers.get(gateway) if number else None, self._source.batch
         told = batch.first_token if batch is not None and work != tiers.FLEX else None
 
         def first_token(ttft_s: float) -> None:
@@ -228,6 +228,7 @@ class Listener:
             origin,
             given.pieces if given is not None else 0,
         )
+        response.accompany()
         task = asyncio.current_task()
         assert task is not None
         self.open_requests[task] = response
