@@ -112,8 +112,8 @@ class Gateway(Child):
 async def _serve_replica(app: str, options: dict[str, Any], slo: dict[str, float] | None) -> dict[str, Any]:
     from benchmarks.plain import Plain
     from penstock.engine import Load
-    from penstock.serve.replica.frontend.listener import Listener
-    from penstock.serve.replica.frontend.status_link import StatusSource
+    from penstock.serve.replica.inbound.listener import Listener
+    from penstock.serve.replica.inbound.status_link import StatusSource
     from penstock.serve.replica.tiers.controller import Targets
     from penstock.serve.replica.tiers.layer import ByClass, Turns
     from penstock.serve.replica.tiers.share import BatchShare

@@ -92,8 +92,8 @@ async def _serve_replica(model: str, core: dict[str, Any]) -> dict[str, Any]:
     from penstock.config import LLMConfig
     from penstock.engines.vllm.core import launch
     from penstock.engines.vllm.engine import VLLMEngine
-    from penstock.serve.replica.frontend.listener import Listener
-    from penstock.serve.replica.frontend.status_link import StatusSource
+    from penstock.serve.replica.inbound.listener import Listener
+    from penstock.serve.replica.inbound.status_link import StatusSource
     from penstock.transport import link
 
     launch._MODULE = _CORE

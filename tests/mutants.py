@@ -57,7 +57,7 @@ TESTS = {
     "serve/routing/simple.py": "unit/test_routing_policies unit/test_table unit/test_routing_adapters",
     "serve/routing/prefix_affinity.py": "unit/test_routing_policies unit/test_routing_adapters"
     " unit/test_routing_memory",
-    "serve/replica/frontend/listener.py": "unit/test_listener http/test_rows http/test_idle"
+    "serve/replica/inbound/listener.py": "unit/test_listener http/test_rows http/test_idle"
     " http/test_multiplexer",
     "serve/http/connection_limits.py": "unit/test_connection_limits http/test_port_limits"
     " http/test_work_in_turns",

@@ -21,8 +21,8 @@ from served import Served as Fleet
 from tests.models import model
 
 from penstock.layers.generation import Generation
-from penstock.serve.replica.frontend.listener import Listener
-from penstock.serve.replica.frontend.status_link import StatusSource
+from penstock.serve.replica.inbound.listener import Listener
+from penstock.serve.replica.inbound.status_link import StatusSource
 from penstock.tiers import HEADER
 from penstock.transport import link
 

@@ -24,8 +24,8 @@ from penstock.data.backends.replica import ReplicaClient
 from penstock.data.rows.request import RowRequest, with_fields
 from penstock.engines.vllm.capabilities.state import capabilities
 from penstock.layers.stack import stacked
-from penstock.serve.replica.frontend.listener import Listener
-from penstock.serve.replica.frontend.status_link import StatusSource
+from penstock.serve.replica.inbound.listener import Listener
+from penstock.serve.replica.inbound.status_link import StatusSource
 from penstock.serve.replica.tiers.controller import Targets
 from penstock.serve.replica.tiers.layer import ByClass, Turns
 from penstock.serve.replica.tiers.share import BatchShare

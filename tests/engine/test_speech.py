@@ -32,8 +32,8 @@ from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.http.server import serve_on
 from penstock.serve.openai_api_models import ErrorResponse, TranscriptionRequest
-from penstock.serve.replica.frontend.listener import Listener
-from penstock.serve.replica.frontend.status_link import StatusSource
+from penstock.serve.replica.inbound.listener import Listener
+from penstock.serve.replica.inbound.status_link import StatusSource
 from penstock.transport import link
 from recipes.speech.voice import RATE, speak
 

@@ -9,7 +9,7 @@ from served import NODE, Served, Slots, until
 
 from penstock.asgi import Receive, Scope, Send
 from penstock.serve.gateway.catalogue import ServedModel
-from penstock.serve.replica.frontend.listener import Listener
+from penstock.serve.replica.inbound.listener import Listener
 from penstock.transport import link
 from penstock.transport.pool import connect
 

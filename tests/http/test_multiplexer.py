@@ -11,8 +11,8 @@ from served import NODE, Served, chat, until
 from penstock.engine import Load
 from penstock.request_context import EventFrame, shortcut
 from penstock.serve.http.private_listener import PrivateListener
-from penstock.serve.replica.frontend.listener import Listener
-from penstock.serve.replica.frontend.status_link import StatusSource
+from penstock.serve.replica.inbound.listener import Listener
+from penstock.serve.replica.inbound.status_link import StatusSource
 from penstock.transport import link
 from penstock.transport.connection import STREAM, ReplicaConnection
 from penstock.transport.multiplexer import StreamReceiver, StreamSender

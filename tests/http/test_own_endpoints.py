@@ -18,7 +18,7 @@ from penstock.layers.generation import Generation
 from penstock.serve import LLMServer, endpoint
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.jobs.deployment import own_endpoints
-from penstock.serve.replica.frontend.custom_endpoints import batch_paths, paths
+from penstock.serve.replica.inbound.custom_endpoints import batch_paths, paths
 
 pytestmark = pytest.mark.parity("S4")
 

@@ -18,8 +18,8 @@ from penstock.engine import Load
 from penstock.openai.response_items import new_id
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.http import direct_writer
-from penstock.serve.replica.frontend.listener import Listener
-from penstock.serve.replica.frontend.status_link import StatusSource
+from penstock.serve.replica.inbound.listener import Listener
+from penstock.serve.replica.inbound.status_link import StatusSource
 from penstock.transport import link
 
 CHAT = "/v1/chat/completions"

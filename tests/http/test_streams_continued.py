@@ -16,7 +16,7 @@ import pytest
 from served import Replica, Served, chat, until
 
 from penstock.serve.gateway.catalogue import ServedModel
-from penstock.serve.replica.frontend import listener
+from penstock.serve.replica.inbound import listener
 from penstock.transport import continuation
 
 pytestmark = pytest.mark.parity("X4")

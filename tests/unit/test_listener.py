@@ -24,9 +24,9 @@ from penstock.request_context import (
 )
 from penstock.serve.http import direct_writer
 from penstock.serve.http.private_listener import PrivateListener
-from penstock.serve.replica.frontend.engine_response import EngineResponse
-from penstock.serve.replica.frontend.listener import Listener
-from penstock.serve.replica.frontend.status_link import StatusSource
+from penstock.serve.replica.inbound.engine_response import EngineResponse
+from penstock.serve.replica.inbound.listener import Listener
+from penstock.serve.replica.inbound.status_link import StatusSource
 from penstock.transport import link, multiplexer, rows
 from penstock.transport.connection import STREAM
 from penstock.transport.continuation import CONTINUE, Origin, encode

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from penstock.serve.deployments import LLMRouter as LLMRouter
     from penstock.serve.deployments import LLMServer as LLMServer
     from penstock.serve.deployments import VLLMService as VLLMService
-    from penstock.serve.replica.frontend.custom_endpoints import endpoint as endpoint
     from penstock.serve.replica.handles.client import ModelClient as ModelClient
+    from penstock.serve.replica.inbound.custom_endpoints import endpoint as endpoint
     from penstock.serve.running import run as run
 
 _NAMES = {
@@ -39,7 +39,7 @@ _NAMES = {
     "penstock.serve.builders": "build_dp_deployment build_dp_openai_app build_llm_deployment "
     "build_openai_app build_pd_openai_app",
     "penstock.serve.deployments": "LLMRouter LLMServer VLLMService",
-    "penstock.serve.replica.frontend.custom_endpoints": "endpoint",
+    "penstock.serve.replica.inbound.custom_endpoints": "endpoint",
     "penstock.serve.replica.handles.client": "ModelClient",
     "penstock.serve.running": "run",
 }

@@ -2,7 +2,7 @@
 
 It carries lines of JSON: a `Hello`, then a `LoadReport` for each change and at least once a second, and
 `AdapterReport` when one was loaded or evicted. Here are the messages and the receiving side, which gateways
-and batch share; the replica's side is `serve.replica.frontend.status_link`.
+and batch share; the replica's side is `serve.replica.inbound.status_link`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ An engine's step makes a piece for every stream at once. On separate connections
 a read; multiplexed they leave in one write. A stream's request, its head and its end stay on a connection of
 its own, so that they mean what they always mean. Frames go one way; lines that stop or continue a slow
 client's stream go the other. Beside its pieces a frame carries what a stream's engine recorded, see
-`continuation`. `serve.replica.frontend.listener` uses the replica's side, `fleet.links` the gateway's.
+`continuation`. `serve.replica.inbound.listener` uses the replica's side, `fleet.links` the gateway's.
 """
 
 from __future__ import annotations

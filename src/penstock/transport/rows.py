@@ -3,7 +3,7 @@
 An HTTP request for each row costs both sides a head, its parsing and a write. Here rows and cancellations are
 frames in the body of one request, and responses are frames in the body of its response; what is ready at the
 same time leaves in one write. The end of the connection means that the rows on it were interrupted. Here are
-the frames and the job's side; the replica's is `serve.replica.frontend.rows`.
+the frames and the job's side; the replica's is `serve.replica.inbound.rows`.
 """
 
 from __future__ import annotations

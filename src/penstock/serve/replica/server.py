@@ -41,11 +41,11 @@ from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.replica import environment, gang, version
 from penstock.serve.replica.deployment import ModelDeployment, membership_router
-from penstock.serve.replica.frontend.custom_endpoints import CustomEndpoints, paths
-from penstock.serve.replica.frontend.listener import Listener
-from penstock.serve.replica.frontend.status_link import StatusSource
 from penstock.serve.replica.gang import GangLink
 from penstock.serve.replica.handles.api import HandleAPI, Request, Responses
+from penstock.serve.replica.inbound.custom_endpoints import CustomEndpoints, paths
+from penstock.serve.replica.inbound.listener import Listener
+from penstock.serve.replica.inbound.status_link import StatusSource
 from penstock.serve.replica.prefill_client import PrefillClient
 from penstock.serve.replica.preprocessor import RemotePreprocessor
 from penstock.serve.replica.reconciler import Reconciler, find_control

@@ -27,7 +27,7 @@ from penstock.serve.jobs.deployment import HEALTH_CHECKS, LLMJobs
 from penstock.serve.jobs.deployment import OPTIONS as JOBS_OPTIONS
 from penstock.serve.replica import version
 from penstock.serve.replica.deployment import model_of
-from penstock.serve.replica.frontend.custom_endpoints import batch_paths, paths
+from penstock.serve.replica.inbound.custom_endpoints import batch_paths, paths
 from penstock.serve.replica.server import LLMServer
 from penstock.serve.replica.version import deployment, has_option
 from penstock.serve.routing import registry

@@ -27,9 +27,9 @@ from penstock.openai.response_items import keeper_name
 from penstock.request_context import created, current_replica, id_seed, tier, tokens_before, turn
 from penstock.serve.http import direct_writer
 from penstock.serve.http.private_listener import PrivateListener
-from penstock.serve.replica.frontend.engine_response import EngineResponse
-from penstock.serve.replica.frontend.rows import RowReceiver
-from penstock.serve.replica.frontend.status_link import StatusLinks, StatusSource
+from penstock.serve.replica.inbound.engine_response import EngineResponse
+from penstock.serve.replica.inbound.rows import RowReceiver
+from penstock.serve.replica.inbound.status_link import StatusLinks, StatusSource
 from penstock.serve.tenancy.fairness import StartTags
 from penstock.transport import continuation, link, multiplexer, rows
 from penstock.transport.connection import STREAM
