@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from penstock.errors import Overloaded, Unavailable
@@ -33,14 +33,14 @@ _ORDER = (PRIORITY, DEFAULT, FLEX)  # in which the classes go
 
 @dataclass(eq=False, slots=True)
 class _Waiter:
-    """A queued request."""
+    """A request that wants a slot. lease, timer: once it waits."""
 
-    lease: asyncio.Future[Lease]
     asked: RoutingRequest
     tried: Tried
+    tier: Tier
     only: Replica | None = None
-    tier: Tier = DEFAULT
     charge: Charge | None = None
+    lease: asyncio.Future[Lease] = field(init=False)
     timer: asyncio.TimerHandle | None = None
 
     def takes(self, replica: Replica) -> bool:
@@ -124,33 +124,29 @@ class AdmissionQueue:
         Unavailable when no replica became ready in time.
         """
         times.begin(PICK)
-        if (tried or only or not self._ahead(tier)) and (
-            lease := self.at_once(asked, tried, tier, only, charge)
-        ):
+        waiter = _Waiter(asked, tried, tier, only, charge)
+        if (tried or only or not self._ahead(tier)) and (lease := self._at_once(waiter)):
             return lease
         ready = self._table.ready(self._model.id)
         if self._removed or (not patient and all(replica in tried for replica in ready)):
             raise self._unavailable()
         if not tried or not (self._wait_s or self._model.max_queued_requests):
-            self._make_room(tier, only, charge)
+            self._make_room(waiter)
         times.begin(QUEUE)
-        return await self._wait(asked, tried, only, tier, charge)
+        return await self._wait(waiter)
 
-    def at_once(
-        self,
-        asked: RoutingRequest,
-        tried: Tried,
-        tier: Tier,
-        only: Replica | None = None,
-        charge: Charge | None = None,
-    ) -> Lease | None:
+    def at_once(self, asked: RoutingRequest, tried: Tried, tier: Tier) -> Lease | None:
         """A slot of a replica that has room now, before all that wait. Arguments: as for `acquire`."""
-        candidates = self._table.candidates(self._model.id, tried, batch=tier == FLEX)
+        return self._at_once(_Waiter(asked, tried, tier))
+
+    def _at_once(self, waiter: _Waiter) -> Lease | None:
+        only = waiter.only
+        candidates = self._table.candidates(self._model.id, waiter.tried, batch=waiter.tier == FLEX)
         if only is not None:
             pick = Pick(only, "kept") if only in candidates else None
         else:
-            pick = self._policy.pick(asked, candidates, asyncio.get_running_loop().time())
-        return self._lease(asked, pick, tier, charge) if pick is not None else None
+            pick = self._policy.pick(waiter.asked, candidates, asyncio.get_running_loop().time())
+        return self._lease(waiter, pick) if pick is not None else None
 
     def release(self, lease: Lease) -> None:
         """The request has ended; the next one in the queue may go."""
@@ -182,21 +178,23 @@ class AdmissionQueue:
         if len(self) and not self._table.candidates(self._model.id).ready:
             self._wake()  # it fell asleep, or was lost, while they waited
 
-    def _lease(self, asked: RoutingRequest, pick: Pick, tier: Tier, charge: Charge | None) -> Lease:
-        if charge is not None:
-            self._by_tier[tier].take(charge)
+    def _lease(self, waiter: _Waiter, pick: Pick) -> Lease:
+        asked = waiter.asked
+        if waiter.charge is not None:
+            self._by_tier[waiter.tier].take(waiter.charge)
         self._metrics.picked(pick.why)
         if self._learns is not None:
             self._learns.sent(asked, pick.replica, asyncio.get_running_loop().time())
         tokens = max(0, asked.tokens - pick.saved_tokens)
-        return self._table.acquire(pick.replica, tokens, asked.adapter, tier == FLEX)
+        return self._table.acquire(pick.replica, tokens, asked.adapter, waiter.tier == FLEX)
 
-    def _make_room(self, tier: Tier, only: Replica | None, charge: Charge | None) -> None:
+    def _make_room(self, waiter: _Waiter) -> None:
         """Refuses this request when the queue is full, or another one in its place: the youngest of the
         tenant with most that wait in a lower class, or in this one, where that has more than its own.
 
         One that waits for `only` takes no place from others.
         """
+        tier = waiter.tier
         classes = (FLEX,) if tier == FLEX else (PRIORITY, DEFAULT)  # those that share a limit
         most, option = self._model.max_queued_requests, "max_queued_requests"
         if tier == FLEX:
@@ -212,30 +210,23 @@ class AdmissionQueue:
             retry_after_s=_RETRY_AFTER_S,
         )
         lower = self._by_tier[classes[-1]]
-        if only:
+        if waiter.only:
             raise refusal
         if tier != classes[-1] and lower:
             youngest = lower.youngest()
-        elif (youngest := self._by_tier[tier].gives_way(charge)) is None:
+        elif (youngest := self._by_tier[tier].gives_way(waiter.charge)) is None:
             raise refusal
         self._remove(youngest)
         if not youngest.lease.done():
             youngest.lease.set_exception(refusal)
 
-    async def _wait(
-        self,
-        asked: RoutingRequest,
-        tried: Tried,
-        only: Replica | None,
-        tier: Tier,
-        charge: Charge | None,
-    ) -> Lease:
-        waiter = _Waiter(asyncio.get_running_loop().create_future(), asked, tried, only, tier, charge)
+    async def _wait(self, waiter: _Waiter) -> Lease:
+        waiter.lease = asyncio.get_running_loop().create_future()
         # One that waits for `only` blocks no other.
-        if tried or only:
+        if waiter.tried or waiter.only:
             self._returned[waiter] = None
         else:
-            self._by_tier[tier].put(waiter, charge)
+            self._by_tier[waiter.tier].put(waiter, waiter.charge)
         self._set_timer(waiter)
         if not self._table.candidates(self._model.id).ready:
             self._wake()
@@ -256,9 +247,7 @@ class AdmissionQueue:
         if not waiter.takes(replica) or replica not in candidates:
             return False
         if not waiter.lease.done():  # else cancelled or timed out at this very moment
-            waiter.lease.set_result(
-                self._lease(waiter.asked, Pick(replica, "queue"), waiter.tier, waiter.charge)
-            )
+            waiter.lease.set_result(self._lease(waiter, Pick(replica, "queue")))
         self._remove(waiter)
         return True
 
