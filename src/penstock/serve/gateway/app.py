@@ -364,9 +364,7 @@ class Gateway:
         model, adapter = catalogue.resolve(named, route.path if route.own else None, pick)
         if keeper is not None and keeper.model_id != model.id:
             raise stored_responses.lost()
-        request.metrics = self._dispatch.metrics.model(model.id).on(route.path)
-        metrics = request.metrics
-        reply.first, reply.gaps, reply.pauses = metrics.first_token, metrics.inter_token, metrics.pause
+        request.metrics = reply.metrics = self._dispatch.metrics.model(model.id).on(route.path)
         tier = self._tier(request, content)
         if content.fields.model == "":
             content.name_model(model.name)  # engines know no empty name

@@ -160,8 +160,8 @@ class OpenStream:
         pause_s = self.reply.timing.resume()
         self.request.body.spare()
         self.count(f" after {pause_s:.3f} s")
-        if self.reply.pauses is not None:
-            self.reply.pauses.observe(pause_s)
+        if self.reply.metrics is not None:
+            self.reply.metrics.pause.observe(pause_s)
 
 
 class OpenStreams:

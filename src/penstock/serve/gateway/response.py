@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from penstock.asgi import Send
 from penstock.errors import Error
-from penstock.metrics import Buckets
+from penstock.metrics import RouteMetrics
 from penstock.openai import errors as openai_errors
 from penstock.serve.gateway.telemetry.timing import Timing
 from penstock.serve.http.direct_writer import DirectWriter
@@ -45,9 +45,7 @@ class ClientResponse:
         self.answered_by = ""  # the fallback or version that answers; "" for the model that was asked for
         self.has_fallback = False  # another model can answer where this one says that it cannot now
         self.timing = timing
-        self.first: Buckets | None = None  # counts times to a stream's first byte
-        self.gaps: Buckets | None = None  # counts times between a stream's pieces
-        self.pauses: Buckets | None = None  # counts those until another replica went on with it
+        self.metrics: RouteMetrics | None = None  # of a client's request to a model: count a stream's times
         self.last: deque[bytes] | None = None  # the last pieces, where traces need them
         self.meter: Callable[[bytes], bytes] | None = None  # reads the body, and may take something out
         self.more: Headers = []  # header fields to add
@@ -67,8 +65,8 @@ class ClientResponse:
         self.status = status
         kind = next((value for name, value in headers if name == b"content-type"), b"")
         self.streaming = kind.startswith(_STREAM[1])
-        if self.streaming and self.first is not None and self.timing.first_byte_s is not None:
-            self.first.observe(self.timing.first_byte_s)
+        if self.streaming and self.metrics is not None and self.timing.first_byte_s is not None:
+            self.metrics.first_token.observe(self.timing.first_byte_s)
         timing = (_TIMING, self.timing.header())
         more = [*(_UNBUFFERED if self.streaming else ()), timing, self._request_id, *self.more]
         if self.answered_by:
@@ -99,8 +97,8 @@ class ClientResponse:
 
     def _count_gap(self) -> None:
         now = time.monotonic()
-        if self.gaps is not None and now - self._piece_at > _ONE_PIECE_S:
-            self.gaps.observe(now - self._piece_at)
+        if self.metrics is not None and now - self._piece_at > _ONE_PIECE_S:
+            self.metrics.inter_token.observe(now - self._piece_at)
         self._piece_at = now
 
     async def whole(self, status: int, headers: Headers, body: bytes) -> None:
