@@ -180,8 +180,8 @@ Set around a request by the layer that keeps it loaded; used by the engine's app
 tier: ContextVar[Tier] = ContextVar("tier", default=DEFAULT)
 """The class of work of the running request; engines schedule by it, as far as they can."""
 
-turn: ContextVar[int] = ContextVar("turn", default=0)
-"""Its place among those of its class, by its tenant: lower ones go first."""
+start_tag: ContextVar[int] = ContextVar("start_tag", default=0)
+"""Its place among those of its class, by its tenant (`StartTags`): lower ones go first."""
 
 
 current_replica: ContextVar[str] = ContextVar("current_replica", default="")

@@ -174,7 +174,7 @@ async def test_an_idle_connection_keeps_nothing_of_its_last_request(served: Serv
 async def test_many_that_come_at_once_are_read_in_turns_and_all_answered(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(limits, "REQUESTS_PER_TURN", 2)
+    monkeypatch.setattr(limits, "REQUESTS_AT_ONCE", 2)
     await locked(served, max_connections_per_address=30)
     clients = [await Client.connect(served) for _ in range(30)]
     for client in clients:
@@ -268,7 +268,7 @@ async def test_many_small_chunks_are_parsed_over_several_turns(served: Served):
     assert b" 200 " in await client.reader.readline()
     in_turns = [after - before for before, after in itertools.pairwise(seen)]
     assert sum(piece for piece in in_turns if piece > 0) > 15_000
-    assert max(in_turns) <= limits.WORK_PER_TURN + 16 * 1024 // 6
+    assert max(in_turns) <= limits.WORK_AT_ONCE + 16 * 1024 // 6
     client.writer.close()
 
 

@@ -23,10 +23,8 @@ async def accepts_and_never_reads(scope, receive, send):
 @pytest.fixture
 async def port(monkeypatch: pytest.MonkeyPatch):
     """Its turns have little room, so that nearly everything waits for a later one."""
-    monkeypatch.setattr(limits, "WORK_PER_TURN", 64)
-    port = Port(
-        accepts_and_never_reads, bind("127.0.0.1", 0), connections=Connections(), requests_per_turn=64
-    )
+    monkeypatch.setattr(limits, "WORK_AT_ONCE", 64)
+    port = Port(accepts_and_never_reads, bind("127.0.0.1", 0), connections=Connections(), requests_at_once=64)
     yield port
     await port.close(grace_s=0.0)
 

@@ -132,7 +132,7 @@ async def turns(done: list[str]) -> list[str]:
 
 
 async def test_so_many_requests_are_taken_in_a_turn_and_the_rest_in_their_order():
-    work, done = WorkLimiter(requests_per_turn=4), list[str]()
+    work, done = WorkLimiter(requests_at_once=4), list[str]()
     for name in "abcdefghij":
         work.take(lambda name=name: done.append(name))
     assert await turns(done) == ["abcd", "efgh", "ij", ""]
@@ -141,7 +141,7 @@ async def test_so_many_requests_are_taken_in_a_turn_and_the_rest_in_their_order(
 
 
 async def test_of_what_waits_that_comes_first_of_which_least_is_done():
-    work, done = WorkLimiter(requests_per_turn=1), list[str]()
+    work, done = WorkLimiter(requests_at_once=1), list[str]()
     work.take(lambda: done.append("a"))
     for much, name in ((2, "f"), (1, "d"), (1, "e")):
         work.later(much, lambda name=name: work.take(lambda: done.append(name)))
@@ -151,16 +151,16 @@ async def test_of_what_waits_that_comes_first_of_which_least_is_done():
 
 
 async def test_work_counts_as_what_it_is_and_leaves_the_rest_to_the_next_turn():
-    work, done = WorkLimiter(requests_per_turn=2), list[str]()
+    work, done = WorkLimiter(requests_at_once=2), list[str]()
     assert work.has_room()
-    work.left -= limits.WORK_PER_TURN // 2
+    work.left -= limits.WORK_AT_ONCE // 2
     for name in "ab":
         work.take(lambda name=name: done.append(name))
     assert await turns(done) == ["a", "b", ""]
 
 
 async def test_whoever_waits_for_room_goes_on_when_there_is_some():
-    work, done = WorkLimiter(requests_per_turn=2), list[str]()
+    work, done = WorkLimiter(requests_at_once=2), list[str]()
 
     async def waits(name: str) -> None:
         await work.room()

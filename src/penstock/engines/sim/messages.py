@@ -36,7 +36,7 @@ class SimMessage(Struct, kw_only=True):
 
     model: str | None = None
     stream: bool | None = None
-    messages: wire.Turns
+    messages: wire.Messages
     max_tokens: wire.Positive
     system: wire.Content = None
     stop_sequences: list[str] | None = None
@@ -46,10 +46,10 @@ class SimMessage(Struct, kw_only=True):
 
     def chat(self) -> wire.Chat:
         """The same request as a chat."""
-        turns = [wire.ChatMessage("system", self.system), *self.messages] if self.system else self.messages
+        given = [wire.ChatMessage("system", self.system), *self.messages] if self.system else self.messages
         choices: Mapping[str, Any] = {"any": "required", "tool": Named(Function(self.tool_choice.name))}
         return wire.Chat(
-            messages=[turn for message in turns for turn in _turns(message)],
+            messages=[one for message in given for one in _split(message)],
             max_tokens=self.max_tokens,
             stop=self.stop_sequences,
             tools=[Tool(Function(tool.name, tool.input_schema)) for tool in self.tools],
@@ -117,9 +117,10 @@ class MessageAnswer(SimAnswer[SimMessage]):
         return {"input_tokens": read - cached, "output_tokens": made, "cache_read_input_tokens": cached}
 
 
-def _turns(message: wire.ChatMessage) -> list[wire.ChatMessage]:
-    """As in vLLM, a result of a tool is a turn of its own, before the rest of its message. Claude Code's line
-    about billing is left out: it differs in each request, and would keep all from being found in the cache.
+def _split(message: wire.ChatMessage) -> list[wire.ChatMessage]:
+    """As in vLLM, a result of a tool is a message of its own, before the rest of its message. Claude Code's
+    line about billing is left out: it differs in each request, and would keep all from being found in the
+    cache.
     """
     if not isinstance(message.content, list):
         return [message]

@@ -24,7 +24,7 @@ class Item(Struct):
     content: wire.Content = None
     output: wire.Content = None
 
-    def turn(self) -> wire.ChatMessage:
+    def message(self) -> wire.ChatMessage:
         """Raises: BadRequest for an item that the simulator does not read."""
         if self.type == "message" and self.role:
             return wire.ChatMessage(self.role, self.content)
@@ -63,13 +63,13 @@ class SimResponse(wire.Params, kw_only=True):
     def chat(self) -> wire.Chat:
         """The same request as a chat. Raises: BadRequest."""
         given = [Item("message", "user", self.input)] if isinstance(self.input, str) else self.input
-        turns = [Item("message", "system", self.instructions), *given] if self.instructions else given
+        items = [Item("message", "system", self.instructions), *given] if self.instructions else given
         form, choice = (self.text or {}).get("format"), self.tool_choice
         if isinstance(choice, dict):
             named = Named(Function(str(choice.get("name"))))
             choice = "auto" if choice.get("type") == "allowed_tools" else named
         return wire.Chat(
-            messages=[item.turn() for item in turns],
+            messages=[item.message() for item in items],
             max_tokens=self.max_output_tokens,
             tools=[
                 Tool(wire.convert(tool, Function)) for tool in self.tools if tool.get("type") == "function"

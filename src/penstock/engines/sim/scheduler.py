@@ -16,7 +16,7 @@ from penstock.engines.sim.cache import Chain
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.reply import PlannedReply
 from penstock.errors import Conflict, EngineDead, Error
-from penstock.request_context import ChoiceTokens, report_timings, tier, turn
+from penstock.request_context import ChoiceTokens, report_timings, start_tag, tier
 from penstock.tiers import ENGINE_PRIORITY
 
 
@@ -113,7 +113,7 @@ class Scheduler:
         slots. before: of the same request elsewhere; these come first, and are computed with the prompt.
         """
         deltas: asyncio.Queue[Delta | Error] = asyncio.Queue()
-        arrival, priority = self._clock.now(), ENGINE_PRIORITY[tier.get()] + turn.get()
+        arrival, priority = self._clock.now(), ENGINE_PRIORITY[tier.get()] + start_tag.get()
         outputs = [
             Output(
                 len(prompt), reply, Chain(prompt, reply, self._block_size, adapter), arrival, index, priority

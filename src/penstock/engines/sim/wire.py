@@ -46,7 +46,7 @@ Content = str | list[Part] | None
 
 
 class ChatMessage(Struct):
-    """One turn of a chat."""
+    """One message of a chat."""
 
     role: str
     content: Content = None
@@ -57,7 +57,7 @@ class ChatMessage(Struct):
         return self.content or ""
 
 
-Turns = Annotated[list[ChatMessage], Meta(min_length=1)]
+Messages = Annotated[list[ChatMessage], Meta(min_length=1)]
 
 
 class Params(Struct, kw_only=True):
@@ -102,7 +102,7 @@ class Generate(Params, kw_only=True):
 
 
 class Chat(Generate, kw_only=True):
-    messages: Turns
+    messages: Messages
     max_completion_tokens: Positive | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | Named | None = None
@@ -266,5 +266,5 @@ def read_prompt(prompt: Prompt) -> Tokens:
 
 def chat(messages: Sequence[ChatMessage]) -> Tokens:
     """The simulator's chat template: one line per message. An echo repeats the last message."""
-    turns = "".join(f"{message.role}: {message.text()}\n" for message in messages)
-    return Tokens(tokenizer.encode(turns + "assistant:"), messages[-1].text())
+    text = "".join(f"{message.role}: {message.text()}\n" for message in messages)
+    return Tokens(tokenizer.encode(text + "assistant:"), messages[-1].text())

@@ -99,32 +99,32 @@ class Connections:
 
 
 class WorkLimiter:
-    """Limits the work with what clients send per turn of the event loop, so that it does not stall streams.
+    """Limits the work with what clients send in one iteration of the event loop: streams go on between two.
 
-    left: of this turn's work; work subtracts from it. request: what a new request counts.
+    left: of this iteration's work; work subtracts from it. request: what a new request counts.
     """
 
-    def __init__(self, requests_per_turn: int) -> None:
-        self.request = limits.WORK_PER_TURN // requests_per_turn
-        self.left = limits.WORK_PER_TURN
+    def __init__(self, requests_at_once: int) -> None:
+        self.request = limits.WORK_AT_ONCE // requests_at_once
+        self.left = limits.WORK_AT_ONCE
         self._loop = asyncio.get_running_loop()
         self._counting = False
         self._later: list[tuple[int, int, Callable[[], None]]] = []  # a heap
         self._number = itertools.count()
 
     def has_room(self) -> bool:
-        """Whether more may be done in this turn."""
+        """Whether more may be done in this iteration."""
         if not self._counting:
             self._counting = True
             self._loop.call_soon(self._next)
         return self.left > 0
 
     def later(self, done: int, work: Callable[[], None]) -> None:
-        """Calls `work` in one of the next turns: first those with the least `done`, then in order."""
+        """Calls `work` in one of the next iterations: first those with the least `done`, then in order."""
         heapq.heappush(self._later, (done, next(self._number), work))
 
     def take(self, work: Callable[[], None]) -> None:
-        """Calls `work` now or in one of the next turns. It counts as much as a request."""
+        """Calls `work` now or in one of the next iterations. It counts as much as a request."""
         if self.has_room():
             self.left -= self.request
             work()
@@ -132,13 +132,13 @@ class WorkLimiter:
             self.later(0, lambda: self.take(work))
 
     async def room(self) -> None:
-        """Returns in a turn that has room, for work that counts as much as a request."""
+        """Returns in an iteration that has room, for work that counts as much as a request."""
         room = asyncio.Event()
         self.take(room.set)
         await room.wait()
 
     def _next(self) -> None:
-        self.left, self._counting = limits.WORK_PER_TURN, False
+        self.left, self._counting = limits.WORK_AT_ONCE, False
         while self._later and self.has_room():
             heapq.heappop(self._later)[2]()
 

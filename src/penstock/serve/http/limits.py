@@ -21,12 +21,12 @@ client may take to read the end of its last answer, and to stop sending."""
 PIPELINED = 16
 """Requests that a connection may send ahead while one of its answers is under way."""
 
-WORK_PER_TURN = 4096
-"""Work with what clients send in one turn of the event loop; between turns, streams go on. A header field, a
-chunk and a KiB count 1 each."""
+WORK_AT_ONCE = 4096
+"""Work with what clients send in one iteration of the event loop; between two, streams go on. A header field,
+a chunk and a KiB count 1 each."""
 
-REQUESTS_PER_TURN = 16
-"""New requests in one turn: each counts as this part of `WORK_PER_TURN`."""
+REQUESTS_AT_ONCE = 16
+"""New requests in one iteration: each counts as this part of `WORK_AT_ONCE`."""
 
 CHUNKS_BEFORE_ACCEPTED = 64
 """Chunks of a body that are parsed before its request is accepted; the others wait for that."""

@@ -67,7 +67,7 @@ class SocketListener:
             self._loop.add_reader(self._socket, self._accept)
 
     def _accept(self) -> None:
-        """Accepts one connection in a turn of the event loop."""
+        """Accepts one connection in an iteration of the event loop."""
         try:
             client, address = self._socket.accept()
         except (BlockingIOError, ConnectionAbortedError):

@@ -60,17 +60,17 @@ class PrivateListener:
         await listener.listen(checked)
         return listener
 
-    async def listen(self, app: ASGIApp, requests_per_turn: int | None = None) -> None:
-        """app: must refuse requests without the address's secret. requests_per_turn: as for `Port`."""
-        self._app, self._requests_per_turn = app, requests_per_turn
-        self._ports.append(Port(app, self._unix, requests_per_turn=requests_per_turn))
+    async def listen(self, app: ASGIApp, requests_at_once: int | None = None) -> None:
+        """app: must refuse requests without the address's secret. requests_at_once: as for `Port`."""
+        self._app, self._requests_at_once = app, requests_at_once
+        self._ports.append(Port(app, self._unix, requests_at_once=requests_at_once))
 
     async def listen_on_network(self) -> None:
         """For processes on other nodes. Safe to call twice."""
         if self._network is not None:
-            connections, per_turn = Connections(), self._requests_per_turn
+            connections, at_once = Connections(), self._requests_at_once
             self._ports.append(
-                Port(self._app, self._network, connections=connections, requests_per_turn=per_turn)
+                Port(self._app, self._network, connections=connections, requests_at_once=at_once)
             )
             self._network = None
 

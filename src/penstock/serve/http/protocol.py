@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with bounds: on heads, trailers, chunks, requests sent ahead, work in a turn, time.
+"""uvicorn's HTTP protocol with bounds: on heads, trailers, chunks, requests sent ahead, work at a time, time.
 
 Neither the parser nor uvicorn limits what a client may send before its request is accepted. `limits` has the
 figures, `connection_limits` counts by address.
@@ -210,7 +210,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._read()
 
     def _read(self) -> None:
-        """Parses what was read, slice by slice; what is too much for this turn waits for a later one."""
+        """Parses what was read, slice by slice; what is too much at once waits for a later iteration."""
         if self._peer is not None and not self._accepted and not self.transport.is_closing():
             self._connections.wait(self._peer, self)
         while self._at < len(self._unread):

@@ -37,15 +37,15 @@ class Port:
         claim: PortClaim | None = None,
         connections: Connections | None = None,
         certificate: Certificate | None = None,
-        requests_per_turn: int | None = None,
+        requests_at_once: int | None = None,
         is_shared: bool = False,
     ) -> None:
         """Listens on the bound `sock` and owns it from now on, with the claim of one that shares it.
 
         connections: bounds those of clients; the app accepts requests through their `DirectWriter`. Without
-        it clients are trusted. certificate: for HTTPS. requests_per_turn: new requests that are read in one
-        turn of the event loop, in place of `limits.REQUESTS_PER_TURN`. is_shared: several processes listen to
-        `sock`.
+        it clients are trusted. certificate: for HTTPS. requests_at_once: new requests that are read in one
+        iteration of the event loop, in place of `limits.REQUESTS_AT_ONCE`. is_shared: several processes
+        listen to `sock`.
         """
         self._config = config = Config(
             cast(Any, app),
@@ -58,7 +58,7 @@ class Port:
         )
         config.load()
         config.connections, config.certificate = connections, certificate
-        config.work = WorkLimiter(requests_per_turn or limits.REQUESTS_PER_TURN)
+        config.work = WorkLimiter(requests_at_once or limits.REQUESTS_AT_ONCE)
         config.is_shared = is_shared
         self._state = ServerState()
         self._claim = claim

@@ -20,7 +20,7 @@ class RoutingRequest(msgspec.Struct, frozen=True, gc=False):
     session: the client's name of the conversation or user.
     blocks: a hash for each block of the prompt, of all that goes before and the block itself: equal blocks at
     equal places mean equal prefixes. Where they end is `prefix_hashes.ENDS`. In this process only.
-    home: a hash of some beginning of its first turn, the same in every process.
+    home: a hash of how its conversation begins, the same in every process.
     chosen: id of the replica that a router of Ray Serve's kind has picked; "" without one.
     """
 

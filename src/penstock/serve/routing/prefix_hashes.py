@@ -2,7 +2,7 @@
 
 Blocks grow with their distance from the start, eight for each doubling, so that two prompts which share a
 beginning are known to share at least 8/9 of it, or all but 255 bytes. What they hash is the JSON as the
-client sent it: two turns of a conversation begin with the same bytes, since the same client wrote them.
+client sent it: two requests of a conversation begin with the same bytes, since the same client wrote them.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def blocks(prompt: bytes, seed: str = "") -> tuple[int, ...]:
 
 
 def home(prompt: bytes, seed: str = "") -> int:
-    """A hash of a prefix of the first turn, the same in every process; 0 without a whole block.
+    """A hash of a prefix of the opening, the same in every process; 0 without a whole block.
 
-    The first turn ends where the first answer begins, so that it is the same in all turns of a conversation.
+    The opening ends where the first answer begins, so that it is the same in all requests of a conversation.
     Hashes its first half to quarter (largest power of two), so prompts that share this prefix have the same
     home.
     """

@@ -18,7 +18,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from penstock.engines.vllm.continued import answer
 from penstock.engines.vllm.frontend import limits
-from penstock.request_context import EngineTimings, prepared_prompt, report_timings, tier, turn
+from penstock.request_context import EngineTimings, prepared_prompt, report_timings, start_tag, tier
 from penstock.tiers import ENGINE_PRIORITY
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class GatedLLM(AsyncLLM):
             await self.gate.wait()
         finally:
             self.held -= 1
-        priority = ENGINE_PRIORITY[tier.get()] + turn.get()
+        priority = ENGINE_PRIORITY[tier.get()] + start_tag.get()
         kwargs["priority"] = priority if self._by_class else 0  # whatever the client wrote
         self.entering += 1
         try:

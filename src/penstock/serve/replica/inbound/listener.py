@@ -24,7 +24,7 @@ from penstock.errors import EngineDead, Error, Forbidden, Unavailable
 from penstock.layers.adapters import Store
 from penstock.openai.asgi_response import send_body, send_error, send_json
 from penstock.openai.response_items import keeper_name
-from penstock.request_context import created, current_replica, id_seed, tier, tokens_before, turn
+from penstock.request_context import created, current_replica, id_seed, start_tag, tier, tokens_before
 from penstock.serve.http import direct_writer
 from penstock.serve.http.private_listener import PrivateListener
 from penstock.serve.replica.inbound.engine_response import EngineResponse
@@ -40,7 +40,7 @@ from penstock.transport.multiplexer import StreamSender
 log = logging.getLogger(__name__)
 
 _OWN = b"x-penstock-"
-_REQUESTS_PER_TURN = 4  # to prepare a request takes about a millisecond, while the tokens of all others wait
+_REQUESTS_AT_ONCE = 4  # to prepare a request takes about a millisecond, while the tokens of all others wait
 _HAND_OVER_S = 1.0
 """Between two times at which gateways get the tokens of answers that have not begun."""
 
@@ -83,7 +83,7 @@ class Listener:
         """
         sockets = PrivateListener(replica_id or secrets.token_hex(8), node_id, node_host)
         listener = cls(app, source, sockets)
-        await sockets.listen(listener, _REQUESTS_PER_TURN)
+        await sockets.listen(listener, _REQUESTS_AT_ONCE)
         listener._tasks.append(asyncio.create_task(listener._hand_over()))
         if wait_dead is not None:
             listener._tasks.append(asyncio.create_task(listener._die_with(wait_dead)))
@@ -213,7 +213,7 @@ class Listener:
         if share:
             price, _, name = share.decode().partition(" ")
             tag = tags.tag(name, float(price))
-        turn.set(tags.now if tag is None else tag.number)
+        start_tag.set(tags.now if tag is None else tag.number)
         sender, batch = self._multiplexers.get(gateway) if number else None, self._source.batch
         told = batch.first_token if batch is not None and work != tiers.FLEX else None
 
