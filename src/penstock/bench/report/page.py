@@ -5,10 +5,10 @@ The plots are drawn by uPlot (MIT), which lies in `assets` and is written into t
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from html import escape
 from importlib.resources import files
 from typing import Any
 
@@ -23,15 +23,17 @@ from penstock.bench.run.session import Result
 
 def to_html(result: Result) -> str:
     """The whole page."""
-    record = to_json(result)
+    record, loads = to_json(result), ""
+    if len(result.figures) > 1:
+        loads = f'{_table(comparison(result.figures))}<div class="plots" id="loads"></div>'
     parts = {
-        "TITLE": _escaped(f"{record['model']}: penstock bench"),
-        "MODEL": _escaped(record["model"]),
-        "TARGET": _escaped(record["target"] + record["endpoint"]),
-        "WHEN": _escaped(record["begun_at"]),
-        "OPTIONS": _escaped(_options(record["options"])),
-        "NOTES": "".join(f'<p class="note">{_escaped(note)}</p>' for note in record["notes"]),
-        "COMPARISON": _comparison(result.figures),
+        "TITLE": escape(f"{record['model']}: penstock bench"),
+        "MODEL": escape(record["model"]),
+        "TARGET": escape(record["target"] + record["endpoint"]),
+        "WHEN": escape(record["begun_at"]),
+        "OPTIONS": escape(_options(record["options"])),
+        "NOTES": "".join(f'<p class="note">{escape(note)}</p>' for note in record["notes"]),
+        "COMPARISON": loads,
         "LEVELS": "".join(_level(i, figures, result) for i, figures in enumerate(result.figures)),
         "DATA": json.dumps([_data(*level) for level in result.levels]).replace("<", "\\u003c"),
         "STYLE": _asset("uplot.css") + _asset("page.css"),
@@ -67,16 +69,12 @@ def _options(options: dict[str, Any]) -> str:
     return " ".join([options["url"], *words])
 
 
-def _comparison(levels: Sequence[Figures]) -> str:
-    return f'{_table(comparison(levels))}<div class="plots" id="loads"></div>' if len(levels) > 1 else ""
-
-
 def _level(number: int, figures: Figures, result: Result) -> str:
     lines = "\n".join(summary(figures, result))
-    warnings = "".join(f'<p class="warning">{_escaped(line)}</p>' for line in remarks(figures))
+    warnings = "".join(f'<p class="warning">{escape(line)}</p>' for line in remarks(figures))
     return (
-        f"<h2>{_escaped(title(figures))}</h2><pre>{_escaped(lines)}</pre>{warnings}"
-        f'{_table(latencies(figures))}<p class="client">Client: {_escaped(client(figures))}</p>'
+        f"<h2>{escape(title(figures))}</h2><pre>{escape(lines)}</pre>{warnings}"
+        f'{_table(latencies(figures))}<p class="client">Client: {escape(client(figures))}</p>'
         f'<div class="plots" id="level-{number}"></div>'
     )
 
@@ -88,8 +86,4 @@ def _table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def _row(tag: str, line: Sequence[str]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{_escaped(cell)}</{tag}>" for cell in line) + "</tr>"
-
-
-def _escaped(text: str) -> str:
-    return html.escape(text)
+    return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in line) + "</tr>"

@@ -106,7 +106,8 @@ class OutputWriter:
         misfits: set[str] = set()
         first = list(islice(rows, 1))  # without any row there is one file, too
         rows = chain(first, rows)
-        for number, part in groupby(rows, self._part_of) if folder and first else [(0, rows)]:
+        parts = groupby(rows, lambda row: row.number // self._spec.part_rows)
+        for number, part in parts if folder and first else [(0, rows)]:
             try:
                 with atomic_write(to / f"part-{number:05d}.{self._format}" if folder else to) as file:
                     self._writer.write(file, part, schema)
@@ -115,9 +116,6 @@ class OutputWriter:
         if folder and not misfits:
             (to / _SUCCESS).write(b"")
         return misfits
-
-    def _part_of(self, row: OutputRow) -> int:
-        return row.number // self._spec.part_rows
 
     def _known(self, taken: Iterable[str]) -> dict[str, Any]:
         """Types of the user's columns, with names in `taken` renamed, if input and output have types."""

@@ -91,10 +91,7 @@ class PrefixIndex:
 
     def known(self, blocks: tuple[int, ...]) -> int:
         """How many of a prompt's blocks it has."""
-        return bisect_left(blocks, True, key=self._missing)
-
-    def _missing(self, block: int) -> bool:
-        return block not in self._holders
+        return bisect_left(blocks, True, key=lambda block: block not in self._holders)
 
     def holders(self, block: int) -> Holders:
         """Replicas that have the block, the latest first."""
