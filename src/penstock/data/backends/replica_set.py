@@ -72,7 +72,7 @@ class ReplicaSet:
                 self._refreshing = asyncio.create_task(self._keep_refreshing(self._deployment))
         if not self._ready():
             progress("waiting for a replica")
-            await self._wait_ready(self._deployment)
+            await self._wait_ready()
 
     async def stop(self) -> None:
         tasks = {task for task in (self._refreshing, self._starting) if task is not None}
@@ -135,7 +135,7 @@ class ReplicaSet:
             async with asyncio.timeout(_WAIT_S):
                 while True:
                     if not self._ready():
-                        await self._wait_ready(self._found())
+                        await self._wait_ready()
                     else:
                         await self._wait_change(_RETRY_S)
                     excluded.clear()
@@ -200,16 +200,12 @@ class ReplicaSet:
             async with asyncio.timeout(limit_s):
                 await self._change.wait()
 
-    def _found(self) -> serve_lookup.FoundDeployment:
-        """Raises: Unavailable before `start`."""
+    async def _wait_ready(self) -> None:
+        """Returns when a replica is ready; one call to Serve for all that wait. Raises: as `start`."""
         if self._deployment is None:
             raise Unavailable(f"Call `start` before sending requests to application '{self._app_name}'.")
-        return self._deployment
-
-    async def _wait_ready(self, deployment: serve_lookup.FoundDeployment) -> None:
-        """Returns when a replica is ready; one call to Serve for all that wait. Raises: as `start`."""
         if self._starting is None or self._starting.done():
-            self._starting = asyncio.create_task(self._start_replica(deployment))
+            self._starting = asyncio.create_task(self._start_replica(self._deployment))
         await asyncio.shield(self._starting)
 
     async def _start_replica(self, deployment: serve_lookup.FoundDeployment) -> None:
