@@ -30,11 +30,11 @@ from penstock.cli.models.options import (
     DEFAULT_PORT,
     HERE,
     Arguments,
-    Engine,
     Json,
     Key,
     split,
 )
+from penstock.cli.models.run import run
 from penstock.cli.process.failure import fail
 from penstock.cli.serve.fleet_models import add, remove
 from penstock.cli.serve.logs import logs
@@ -114,7 +114,7 @@ def serve(
 def _serve(arguments: Arguments, signals_fd: int) -> int:
     from penstock.cli.models import precheck
     from penstock.cli.serve.port import refuse_silent, refuse_taken
-    from penstock.cli.serve.run import run
+    from penstock.cli.serve.run import run as serve_until_signalled
 
     try:
         planned = precheck.planned(arguments)
@@ -126,42 +126,10 @@ def _serve(arguments: Arguments, signals_fd: int) -> int:
     # Commands in other working directories are shown the fleet.
     folders = {word: os.path.abspath(word) for word in arguments.sources if os.path.isdir(word)}
     sources = tuple(folders.get(word, word) for word in arguments.sources)
-    return run(planned.in_folders(folders), replace(arguments, sources=sources), signals_fd)
+    return serve_until_signalled(planned.in_folders(folders), replace(arguments, sources=sources), signals_fd)
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
-def run(
-    model: Annotated[str, typer.Argument(help="A hub id, a folder, or a CONFIG.yaml with one model.")],
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[QUESTION]...", help="The standard input without it.", show_default=False),
-    ] = None,
-    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of the answer.", min=1)] = None,
-    engine: Annotated[Engine | None, typer.Option(help="`sim` is a simulator.", show_default="vllm")] = None,
-    verbose: Annotated[bool, typer.Option(help="Show what the engine prints.")] = False,
-) -> int:
-    """Ask a model one question without a service: start it, print the answer, end it.
-
-    Options that are not listed below are the engine's, as for `penstock serve`; write them last.
-
-    - `penstock run Qwen/Qwen2.5-0.5B-Instruct "What is a KV cache?"`
-    - `penstock run ./my-model --max-model-len 8192 < question.txt`
-    """
-    from penstock.cli.models.run import run as ask
-
-    question, engine_words = split(words or [])
-    return ask(
-        model,
-        question,
-        engine_words,
-        system=system,
-        max_tokens=max_tokens,
-        engine=engine,
-        verbose=verbose,
-    )
-
-
+app.command(context_settings={"ignore_unknown_options": True})(run)
 app.command()(chat)
 app.command(name="models")(show_models)
 

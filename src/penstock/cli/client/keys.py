@@ -6,6 +6,8 @@ import json
 import re
 import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from copy import deepcopy
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -123,18 +125,13 @@ def rotate(
     print(f"It is not shown again. The old one goes on until {old['expires']}.", file=sys.stderr)
 
 
-def _changing(file: Path) -> Any:
-    """The entries of the file, to be changed in a `with` block."""
-    from contextlib import contextmanager
-
+@contextmanager
+def _changing(file: Path) -> Generator[list[dict[str, Any]]]:
+    """The entries of the file, to be changed in the block."""
     from penstock.config.loading.keys_file import changing
 
-    @contextmanager
-    def entries() -> Any:
-        with changing(file) as values:
-            yield values.setdefault("keys", [])
-
-    return entries()
+    with changing(file) as values:
+        yield values.setdefault("keys", [])
 
 
 def _new(entry: dict[str, Any]) -> str:

@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from typing import Annotated
 
-from penstock.cli.models import precheck
-from penstock.cli.models.options import RUN, Arguments, Engine
-from penstock.cli.models.plan import make_plan
+import typer
+
+from penstock.cli.models.options import RUN, Arguments, Engine, split
 from penstock.errors import ConfigError
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
 def run(
-    model: str,
-    words: Sequence[str],
-    engine_words: Sequence[str],
-    *,
-    system: str | None = None,
-    max_tokens: int | None = None,
-    engine: Engine | None = None,
-    verbose: bool = False,
+    model: Annotated[str, typer.Argument(help="A hub id, a folder, or a CONFIG.yaml with one model.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[QUESTION]...", help="The standard input without it.", show_default=False),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of the answer.", min=1)] = None,
+    engine: Annotated[Engine | None, typer.Option(help="`sim` is a simulator.", show_default="vllm")] = None,
+    verbose: Annotated[bool, typer.Option(help="Show what the engine prints.")] = False,
 ) -> int:
-    """Exit code. words: the question; without any, it is read from the standard input.
+    """Ask a model one question without a service: start it, print the answer, end it.
 
-    Raises: Error.
+    Options that are not listed below are the engine's, as for `penstock serve`; write them last.
+
+    - `penstock run Qwen/Qwen2.5-0.5B-Instruct "What is a KV cache?"`
+    - `penstock run ./my-model --max-model-len 8192 < question.txt`
     """
-    arguments = Arguments(sources=(model,), engine_words=tuple(engine_words), engine=engine)
+    from penstock.cli.models import precheck
+    from penstock.cli.models.plan import make_plan
+
+    asked, engine_words = split(words or [])
+    arguments = Arguments(sources=(model,), engine_words=engine_words, engine=engine)
     plan = precheck.checked(make_plan(arguments), None, RUN)
     if len(plan.configs) > 1:
         raise ConfigError(f"{model} describes {len(plan.configs)} models; name one.")
-    question = " ".join(words) if words else sys.stdin.read()
+    question = " ".join(asked) if asked else sys.stdin.read()
     if not question.strip():
         raise ConfigError(f'Ask something: penstock run {model} "What is a KV cache?"')
     messages = [{"role": "user", "content": question}]

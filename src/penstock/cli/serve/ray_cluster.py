@@ -20,7 +20,7 @@ from penstock.errors import Unavailable
 from penstock.serve import controller_pace
 
 if TYPE_CHECKING:
-    from ray.serve import Application
+    pass
 
 _ENVIRONMENT = {
     # Serve's control loop: slow while nothing happens.
@@ -84,18 +84,6 @@ class Cluster:
             raise Unavailable(
                 f"The cluster already runs an application named {name!r}. Choose another --name."
             )
-
-    def deploy(self, application: Application, name: str, log_format: str) -> None:
-        """Hands the application to Serve and returns; ask `state` what becomes of it."""
-        from penstock.serve.control.application import deploy
-
-        deploy(application, name, log_format)
-
-    def state(self, name: str) -> tuple[str, list[str]]:
-        """The application's status ("DEPLOYING", "RUNNING", "DEPLOY_FAILED", ...), and why."""
-        from penstock.serve.control.application import state
-
-        return state(name)
 
     def record(self, name: str, start: dict[str, Any], fleet: dict[str, Any]) -> None:
         """Tells an application's control what runs, see `LLMControl.record`."""

@@ -148,6 +148,7 @@ class Steps:
 
     def _deploy(self, cluster: Cluster, plan: ServePlan) -> None:
         from penstock.serve.builders import build_openai_app
+        from penstock.serve.control.application import deploy
 
         if self._stop.is_set():
             return
@@ -157,15 +158,17 @@ class Steps:
         cluster.refuse_taken(self._name)
         application = build_openai_app(plan.serving)
         self.deployed = True  # from here on there may be something to remove
-        cluster.deploy(application, self._name, plan.gateway.log_format)
+        deploy(application, self._name, plan.gateway.log_format)
         if not cluster.own and (niceness := cluster.niceness()):
             self._report(Note(_SLOW_WORKERS.format(niceness)))
 
     def _wait_until_serving(self, cluster: Cluster, plan: ServePlan) -> None:
+        from penstock.serve.control.application import state
+
         shown: set[str] = set()
         gateway = Service(plan.gateway.local_url, own=True)
         while not self._stop.wait(_LOOK_S):
-            status, messages = cluster.state(self._name)
+            status, messages = state(self._name)
             for message in messages:
                 if _SLOW_START in message:
                     continue  # the display says what takes its time
