@@ -63,7 +63,7 @@ def fetch(
 
 
 @on_every_node
-def fetch_with_version(source: str, *, timeout_s: float | None = None, tries: int = 3) -> tuple[Path, str]:
+def fetch_with_version(source: str, *, timeout_s: float | None = None, tries: int) -> tuple[Path, str]:
     """The folder and its `version_of`; "" when a cached version is used and is not known.
 
     Folders of our cache are named by their version. Elsewhere it is read before the fetch, to miss no change.

@@ -39,9 +39,7 @@ def silent(done: int, total: int) -> None:
     """A `Watch` that does nothing."""
 
 
-def transfer(
-    wanted: Sequence[Wanted], folder: Path, tries: int, deadline: float, watch: Watch = silent
-) -> None:
+def transfer(wanted: Sequence[Wanted], folder: Path, tries: int, deadline: float, watch: Watch) -> None:
     """Raises: DownloadFailed, naming the file; what `watch` raises."""
     missing = [one for one in wanted if not _is_whole(folder / one.name, one.file)]
     _check_space(missing, folder)

@@ -40,16 +40,16 @@ class HttpClient:
 
     def __init__(
         self,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-        session_factory: Callable[[], aiohttp.ClientSession] | None = None,
+        headers: Mapping[str, str],
+        timeout_s: float | None,
+        session_factory: Callable[[], aiohttp.ClientSession] | None,
     ) -> None:
         """headers: of every request. timeout_s: for one request. session_factory: makes a session with
         limits and connections of its own, which is closed with this client.
 
         Raises: ConfigError when session_factory makes something else.
         """
-        given = {name.lower(): value for name, value in (headers or {}).items()}
+        given = {name.lower(): value for name, value in headers.items()}
         self._headers = {"content-type": "application/json", **given}
         self._session = _session(timeout_s) if session_factory is None else _made_by(session_factory)
         tracer = _reuse_tracer()

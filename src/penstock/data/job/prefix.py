@@ -79,7 +79,7 @@ class PrefixGroups:
     prefixes. A worker gets all groups of one model before those of another.
     """
 
-    def __init__(self, *, separate: bool = False) -> None:
+    def __init__(self, *, separate: bool) -> None:
         """separate: every row is a group of one."""
         self._separate = separate
         self._common: int | None = None

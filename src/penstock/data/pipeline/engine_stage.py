@@ -27,7 +27,7 @@ from penstock.processes import cpu_turns
 class EngineStage:
     """Batch with REQUEST -> batch with OUTCOME."""
 
-    def __init__(self, spec: StageSpec, retry_policy: RetryPolicy, journal: str | None = None) -> None:
+    def __init__(self, spec: StageSpec, retry_policy: RetryPolicy, journal: str | None) -> None:
         """Returns when the backend is ready. Raises: what the backend's `start` raises."""
 
         async def start() -> Window:

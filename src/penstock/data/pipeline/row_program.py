@@ -80,12 +80,8 @@ class ProgramLLM:
         response means (PromptTooLong, Unavailable, DeadlineExceeded, ...), a `penstock.errors.Error`.
     """
 
-    def __init__(
-        self, send: Send, task: Task | None = None, defaults: Mapping[str, Any] | None = None
-    ) -> None:
-        self._send = send
-        self._task = task or Task()
-        self._defaults = defaults or {}
+    def __init__(self, send: Send, task: Task, defaults: Mapping[str, Any]) -> None:
+        self._send, self._task, self._defaults = send, task, defaults
         self.totals = _Totals()
 
     async def chat(self, messages: str | list[Any], **params: Any) -> LLMResponse:
@@ -154,7 +150,7 @@ async def run_program(
 
     A Penstock error that the program does not catch is the row's failure; any other is `own_code_failed`.
     """
-    llm, began_s = ProgramLLM(send, task, defaults), time.monotonic()
+    llm, began_s = ProgramLLM(send, task or Task(), defaults or {}), time.monotonic()
     try:
         output = _checked_output(await _start(program, dict(row), llm))
     except OwnCodeFailed as error:

@@ -98,7 +98,7 @@ def check_defaults(defaults: Mapping[str, Any], kind: Kind) -> None:
     read_parameters(defaults, kind)
 
 
-def parse_batch_line(line: Mapping[str, Any], own_paths: Collection[str] = ()) -> RowRequest:
+def parse_batch_line(line: Mapping[str, Any], own_paths: Collection[str]) -> RowRequest:
     """The request of `{custom_id, method, url, body}`. Reads no file that it names, adds no field.
 
     own_paths: endpoints beyond `BATCH_PATHS`.

@@ -77,7 +77,7 @@ def data_url(value: Any, kind: MediaKind, where: str, read_files: bool = True) -
     raise invalid_field(where, f"is {type_name(value)}; {_ways(kind)}")
 
 
-def input_audio(value: Any, where: str, read_files: bool = True) -> tuple[str, str]:
+def input_audio(value: Any, where: str, read_files: bool) -> tuple[str, str]:
     """Base64 and format (`wav`, `mp3`, ...) for an `input_audio` part from bytes, a file or an array."""
     address = data_url(value, "audio", where, read_files)
     if not address.startswith("data:"):

@@ -90,7 +90,7 @@ def read_parameters(fields: Mapping[str, Any], kind: Kind) -> Fields:
     return found
 
 
-def for_endpoint(given: Fields, path: str, prepared: bool = False) -> Fields:
+def for_endpoint(given: Fields, path: str, prepared: bool) -> Fields:
     """The same under the endpoint's names and types, without those that it does not have.
 
     prepared: the engine prompt already contains the media and their options.

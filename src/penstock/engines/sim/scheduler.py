@@ -46,9 +46,7 @@ class Counts:
 class Scheduler:
     """The engine's loop. When it is late, the batch's clock stays on the model's time, and it catches up."""
 
-    def __init__(
-        self, options: SimOptions, after_step: Callable[[], None], clock: Clock | None = None
-    ) -> None:
+    def __init__(self, options: SimOptions, after_step: Callable[[], None], clock: Clock | None) -> None:
         self._after_step = after_step
         self._clock = clock or Clock()
         self._block_size = options.block_size

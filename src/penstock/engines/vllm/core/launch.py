@@ -36,7 +36,7 @@ _MODULE = "penstock.engines.vllm.core.process"  # `benchmarks.front` puts anothe
 class Core:
     """A child process that runs, or is about to run, vLLM's engine core."""
 
-    def __init__(self, folder: Path, gang: Gang | None = None) -> None:
+    def __init__(self, folder: Path, gang: Gang | None) -> None:
         """Starts it. Call it in the event loop, before the imports to overlap with.
 
         folder: for its sockets. A replacement core gets the same folder and the same front-end.
