@@ -25,7 +25,7 @@ from penstock.data.job.report import JobReport
 from penstock.data.job.spec import JobSpec
 from penstock.data.journal.index import Index
 from penstock.data.rows.coerce import truncate
-from penstock.data.rows.input_columns import INPUTS, is_batch_line, required_input
+from penstock.data.rows.input_columns import INPUTS, REQUIRED_INPUT, is_batch_line
 from penstock.data.rows.parameters import PARAMETERS
 from penstock.data.storage.paths import StoragePath, storage_path
 from penstock.data.storage.readers import FileFormat
@@ -112,7 +112,7 @@ def check_columns(spec: JobSpec, source: InputFiles) -> list[str]:
     if spec.template is None:
         if not {*there, *spec.defaults}.intersection(INPUTS[spec.kind]):
             raise ConfigError(
-                f"The rows have no {required_input(spec.kind)}; they have {have}. --prompt makes one of "
+                f"The rows have no {REQUIRED_INPUT[spec.kind]}; they have {have}. --prompt makes one of "
                 "columns, as in 'Summarise: {text}'."
             )
         return [name for name in there if name in PARAMETERS[spec.kind]]

@@ -25,7 +25,7 @@ from penstock.data.pipeline.model_configs import ModelProcessorConfig
 from penstock.data.pipeline.row_program import Program
 from penstock.data.pipeline.stage_spec import stage_spec
 from penstock.data.pipeline.user_steps import CastEmptyColumns, Postprocess, Preprocess
-from penstock.data.rows.input_columns import required_input
+from penstock.data.rows.input_columns import REQUIRED_INPUT
 from penstock.errors import ConfigError
 from penstock.processes.quiet import quiet
 
@@ -146,7 +146,7 @@ class Processor:
 
     def log_input_column_names(self) -> None:
         """Logs which columns the engine needs."""
-        log.info("A row needs %s.", required_input(self.config.task_type))
+        log.info("A row needs %s.", REQUIRED_INPUT[self.config.task_type])
 
     def _pipeline(self, dataset: Dataset, is_packed: bool = False) -> Dataset:
         (preprocess, postprocess), (before, after) = self._steps, self._options

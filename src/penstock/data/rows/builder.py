@@ -18,10 +18,10 @@ from penstock.data.rows.input_columns import (
     IDS,
     INPUTS,
     MEDIA,
+    REQUIRED_INPUT,
     check_columns,
     is_batch_line,
     parse_batch_line,
-    required_input,
 )
 from penstock.data.rows.parameters import CHAT_ONLY, COMPLETIONS_ONLY, for_endpoint, read_parameters
 from penstock.data.rows.request import CHAT, COMPLETIONS, POOLING_PATHS, RowRequest, Task
@@ -56,7 +56,7 @@ def build_request(
     """
     if not isinstance(cast("Any", fields), Mapping):
         raise BadRequest(
-            f"The row is {type_name(fields)}; it must be a dict with {required_input(task.kind)}."
+            f"The row is {type_name(fields)}; it must be a dict with {REQUIRED_INPUT[task.kind]}."
         )
     if is_batch_line(fields):
         return parse_batch_line(fields, task.own_paths)

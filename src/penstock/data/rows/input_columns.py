@@ -42,12 +42,14 @@ INPUTS: Mapping[Kind, tuple[str, ...]] = {
 }
 _ALWAYS = ("model", "adapter", "extra_body", "stream")
 _POOLED = "`input` (or `prompt`, `messages`, `prompt_token_ids`)"
-_WANTED: Mapping[Kind, str] = {
+REQUIRED_INPUT: Mapping[Kind, str] = {
     "generate": "`messages`, `prompt` or `prompt_token_ids`",
     "embed": _POOLED,
     "classify": _POOLED,
     "score": "`text_1` and `text_2` (or `query` and `documents`)",
 }
+"""The columns that a row must have, in words."""
+
 _LINE = ("custom_id", "url", "body")
 
 
@@ -69,11 +71,6 @@ def is_batch_line(names: Iterable[str]) -> bool:
     return set(_LINE).issubset(names)
 
 
-def required_input(kind: Kind) -> str:
-    """The columns that a row must have, in words."""
-    return _WANTED[kind]
-
-
 def check_columns(fields: Mapping[str, Any], kind: Kind) -> None:
     """Raises: BadRequest when a name looks misspelt, or when no column is an input."""
     odd = [name for name in fields if name not in _KNOWN[kind]]
@@ -87,7 +84,7 @@ def check_columns(fields: Mapping[str, Any], kind: Kind) -> None:
             raise invalid_field(str(name), f"is not known: did you mean {close[0]}?")
     nulls = [f"its {name} is null" for name in INPUTS[kind] if name in fields]
     there = f"it has {truncate(', '.join(map(str, fields)) or 'nothing')}"
-    raise BadRequest(f"The row has no {_WANTED[kind]}; {[*nulls, there][0]}.", param=INPUTS[kind][0])
+    raise BadRequest(f"The row has no {REQUIRED_INPUT[kind]}; {[*nulls, there][0]}.", param=INPUTS[kind][0])
 
 
 def check_defaults(defaults: Mapping[str, Any], kind: Kind) -> None:

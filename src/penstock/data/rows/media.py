@@ -98,7 +98,9 @@ def _of_text(text: str, kind: MediaKind, where: str, read_files: bool) -> str:
     if not text:
         raise invalid_field(where, f"is an empty string; {_ways(kind)}")
     try:
-        return _data_url(_read(text), kind, where)
+        if "::" in text:  # fsspec's way to name a URL within another
+            raise FileNotFoundError(text)
+        return _data_url(storage_path(text).read(), kind, where)  # RuntimeError: "~" before an unknown user
     except (SourceNotFound, OSError, ValueError, RuntimeError) as error:
         raise invalid_field(
             where, f"is {truncate(repr(text))}: there is no such file; {_ways(kind)}"
@@ -107,12 +109,6 @@ def _of_text(text: str, kind: MediaKind, where: str, read_files: bool) -> str:
         if error.facts.get("retryable"):
             raise DownloadFailed(str(error), retryable=True) from error
         raise BadRequest(f"{where}: {error}", param=where) from error
-
-
-def _read(text: str) -> bytes:
-    if "::" in text:  # fsspec's way to name a URL within another
-        raise FileNotFoundError(text)
-    return storage_path(text).read()  # RuntimeError: "~" before an unknown user
 
 
 def _of_dataset(value: Mapping[str, Any], kind: MediaKind, where: str, read_files: bool) -> str:
