@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import LLMConfig
 from penstock.config.derive.prefill import halves
+from penstock.config.derive.serve_options import most_replicas
 from penstock.config.schema.processing import own_deployment
 from penstock.data.backends.ray_cluster import connection_options, init_ray
 from penstock.errors import Unavailable
@@ -143,19 +144,13 @@ def cpus_needed(configs: Iterable[LLMConfig]) -> int:
     configs = list(configs)
     deployed = [half for config in configs for half in halves(config)]
     options = [half.get_serve_options() for half in deployed] + preprocessors(deployed)
-    return math.ceil(sum(_replicas(each) * _cpus(each) for each in options))
+    return math.ceil(sum(most_replicas(each) * _cpus(each) for each in options))
 
 
 def preprocessors(configs: Iterable[LLMConfig]) -> list[dict[str, Any]]:
     """Serve's options of those that are deployments of their own."""
     options = [own_deployment(config.preprocessor_options) for config in configs]
     return [each for each in options if each is not None]
-
-
-def _replicas(options: dict[str, Any]) -> int:
-    autoscaling = options.get("autoscaling_config") or {}
-    most = autoscaling.get("max_replicas") or options.get("num_replicas") or 1
-    return most if isinstance(most, int) else 1
 
 
 def _cpus(options: dict[str, Any]) -> float:

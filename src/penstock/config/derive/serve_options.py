@@ -113,6 +113,13 @@ def for_replicas(config: LLMConfig) -> LLMConfig:
     )
 
 
+def most_replicas(options: Mapping[str, Any]) -> int:
+    """Replicas of a deployment with these options; the maximum of a range."""
+    scaling = options.get("autoscaling_config") or {}
+    most = scaling.get("max_replicas") or options.get("num_replicas") or 1
+    return most if isinstance(most, int) else 1
+
+
 def autoscaling(given: Mapping[str, Any]) -> dict[str, Any] | None:
     """The autoscaling_config of a deployment_config, with our policy; None for a fixed number of replicas.
 

@@ -194,20 +194,14 @@ def make_worker_pool(
         )
     if config is None:
         raise ConfigError("Name what answers: a model or a config, a URL, or an application.")
+    from penstock.config.derive.serve_options import most_replicas
     from penstock.data.backends.engine_config import with_runner
     from penstock.data.job.ray_workers import RayActorPool
 
-    size = engines.replicas or replica_count(config)
+    size = engines.replicas or most_replicas(config.deployment_config)
     return RayActorPool(
         with_runner(config, kind), size, address=engines.address, verbose=verbose, on_message=on_message
     )
-
-
-def replica_count(config: LLMConfig) -> int:
-    """Number of engines in a config; the maximum of a range."""
-    scaling = config.deployment_config.get("autoscaling_config") or {}
-    most = scaling.get("max_replicas") or config.deployment_config.get("num_replicas") or 1
-    return most if isinstance(most, int) else 1
 
 
 def _run_in_thread(job: Job) -> JobReport:
