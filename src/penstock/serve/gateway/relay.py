@@ -152,8 +152,8 @@ class OpenStream:
         """Another replica goes on with it. after: how long it paused, for the log."""
         self.metrics.streams_continued.labels(self.model_id).inc()
         self.metrics.tokens_replayed.labels(self.model_id).inc(self._tokens)
-        again = self.request.id, after, self._tokens
-        log.info("the answer to request %s goes on%s, with %d tokens again", *again)
+        said = "the answer to request %s goes on%s, with %d tokens again"
+        log.info(said, self.request.id, after, self._tokens)
 
     def resumed(self) -> None:
         """The next replica goes on with a stream."""
