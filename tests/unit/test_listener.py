@@ -18,9 +18,9 @@ from penstock.request_context import (
     created,
     current_replica,
     id_seed,
+    start_tag,
     tier,
     tokens_before,
-    turn,
 )
 from penstock.serve.http import direct_writer
 from penstock.serve.http.private_listener import PrivateListener
@@ -31,7 +31,7 @@ from penstock.transport import link, multiplexer, rows
 from penstock.transport.connection import STREAM
 from penstock.transport.continuation import CONTINUE, Origin, encode
 
-CONTEXT: tuple[ContextVar[Any], ...] = (created, current_replica, id_seed, tier, tokens_before, turn)
+CONTEXT: tuple[ContextVar[Any], ...] = (created, current_replica, id_seed, tier, tokens_before, start_tag)
 Field = tuple[bytes, bytes]
 
 
@@ -97,7 +97,7 @@ async def test_what_gateways_say_of_a_request_is_its_context_and_no_header_of_it
     assert replica.bodies == [b"{}"]
     assert since(began, context.pop("created"))
     assert len(context.pop("id_seed")) == 16
-    assert context == {"current_replica": "r_t", "tier": "priority", "tokens_before": (), "turn": 0}
+    assert context == {"current_replica": "r_t", "tier": "priority", "tokens_before": (), "start_tag": 0}
 
 
 @pytest.mark.parametrize("version", ["v", ""])
@@ -115,7 +115,13 @@ async def test_a_continued_stream_has_the_context_that_it_began_with(replica: Re
     await replica.begin((CONTINUE, head), (link.TENANT, b"t"), body=b"{}" + records)
     context = replica.contexts[0]
     assert [tuple(group[0].token_ids) for group in context.pop("tokens_before")] == [(5, 6), (7,)]
-    expected = {"created": 77, "id_seed": "seed", "current_replica": "other_t", "tier": "default", "turn": 0}
+    expected = {
+        "created": 77,
+        "id_seed": "seed",
+        "current_replica": "other_t",
+        "tier": "default",
+        "start_tag": 0,
+    }
     assert context == expected
     assert replica.bodies == [b"{}"]
     assert dict(replica.scopes[0]["headers"])[b"content-length"] == b"2"
@@ -133,11 +139,11 @@ async def test_requests_of_tenants_get_turns_by_their_price(replica: Replica):
     tasks = [replica.begin((link.SHARE, share)) for share in (b"5 a", b"5 a", b"5 b b")]
     tasks.append(replica.begin())
     await until(lambda: len(replica.contexts) == 4)
-    assert [context["turn"] for context in replica.contexts] == [0, 5, 0, 0]
+    assert [context["start_tag"] for context in replica.contexts] == [0, 5, 0, 0]
     replica.go.set()
     await asyncio.gather(*tasks)
     await replica.begin((link.SHARE, b"5 b b"))
-    assert replica.contexts[-1]["turn"] == 5
+    assert replica.contexts[-1]["start_tag"] == 5
     tags = replica.listener._tags["default"]
     assert not tags._waiting
 

@@ -83,6 +83,9 @@ def stage_spec(config: ProcessorConfig, program: Program | None = None) -> Stage
         return spec
     defaults = config.row_defaults if isinstance(config, ModelProcessorConfig) else None
 
+    def own_row(fields: Fields, row: Fields) -> Fields:
+        return fields
+
     async def run_row(window: Window, row: Fields) -> Outcome:
         return await run_program(program, row, window.run, spec.task, defaults)
 
@@ -90,11 +93,14 @@ def stage_spec(config: ProcessorConfig, program: Program | None = None) -> Stage
         output, results = program_columns(outcome)
         return output | results
 
+    def no_fields(fields: Fields) -> set[str]:
+        return set()
+
     return replace(
         spec,
-        build_request=lambda fields, row: fields,
+        build_request=own_row,
         columns=columns,
-        request_fields=lambda fields: set(),
+        request_fields=no_fields,
         schema=program_schema(),
         run_row=run_row,
         identity=spec.identity + _source(program),
