@@ -77,14 +77,19 @@ def checked(plan: ServePlan, address: str | None, command: CommandOptions = SERV
     except ConfigError as error:
         raise _joined(error, found.found) from error
     with found.collecting():
-        certain = [text for config, one in fitting.examined(plan) for text in start.certain(config, one)]
-        if certain:  # mistakes in models that are in a folder here
-            raise config_error(dict.fromkeys(certain))
+        _refuse_certain(plan)
     found.raise_any()
     configs = [half for config in plan.configs for half in halves(config)]
     if lacking := [text for one in configs if (text := missing_engine(one))]:
         raise EngineStartFailed("\n".join(dict.fromkeys(lacking)))
     return plan
+
+
+def _refuse_certain(plan: ServePlan) -> None:
+    """Raises: ConfigError for what would certainly end the start of a model that is in a folder here."""
+    problems = [text for config, found in fitting.examined(plan) for text in start.certain(config, found)]
+    if problems:
+        raise config_error(dict.fromkeys(problems))
 
 
 def missing_engine(config: LLMConfig) -> str | None:
