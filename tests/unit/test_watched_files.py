@@ -50,6 +50,30 @@ def test_a_file_that_is_away_is_waited_for(files: tuple[WatchedFiles, Path, Path
     assert [watch.saved(), watch.saved()] == [False, True]
 
 
+def test_a_config_map_is_saved_when_its_link_is_swapped(tmp_path: Path):
+    """As a kubelet does it: files are links to below `..data`, a link to a folder of its own each time."""
+
+    def project(folder: str, model: str) -> None:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "fleet.yaml").write_text("llm_configs: [model.yaml]\n")
+        (tmp_path / folder / "model.yaml").write_text(MODEL.format(model))
+        (tmp_path / "..data_tmp").symlink_to(folder)
+        (tmp_path / "..data_tmp").rename(tmp_path / "..data")
+
+    project("..2026_11_28", "a")
+    for name in ("fleet.yaml", "model.yaml"):
+        (tmp_path / name).symlink_to(f"..data/{name}")
+    arguments = Arguments(sources=(str(tmp_path / "fleet.yaml"),))
+    watch = WatchedFiles(arguments.sources, make_plan(arguments))
+    for number, model in enumerate(("b", "c")):  # of the same length, and perhaps of the same time
+        assert [watch.saved(), watch.saved()] == [False, False]
+        project(f"..2026_11_29_{number}", model)
+        assert [watch.saved(), watch.saved()] == [False, True]
+        plan = make_plan(arguments)
+        assert plan.configs[0].model_id == model
+        watch.read(plan)
+
+
 def test_a_model_alone_cannot_be_watched():
     with pytest.raises(ConfigError, match="--watch needs a config file"):
         make_plan(Arguments(sources=("./my-model",), watch=True))
