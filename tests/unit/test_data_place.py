@@ -230,6 +230,12 @@ def test_places_of_a_bucket_share_one_client(s3):
     assert one._fs is other._fs
 
 
+def test_a_file_in_the_place_of_a_folder_is_said(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(Unavailable, match=r"file/below/x' cannot be written: Not a directory\."):
+        storage_path(tmp_path / "file" / "below" / "x").write(b"")
+
+
 @pytest.mark.parametrize("url", ["s3://jobs/torn", "memory://torn"])
 def test_an_upload_that_breaks_leaves_no_half_of_a_file(s3, url: str, tmp_path: Path, patched):
     def breaks(source, target, size):

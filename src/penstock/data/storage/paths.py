@@ -66,7 +66,8 @@ def atomic_write(to: StoragePath) -> Generator[IO[bytes]]:
     except OSError as error:
         raise unwritable(to.url, error) from error
     finally:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # it was never made, or has its new name
+            path.unlink()
 
 
 def unwritable(path: str, error: OSError) -> Unavailable:
