@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,36 @@ def test_a_canary_beside_a_model_is_taken_back_and_stays_back(service: Service):
     assert {name: after[name] for name in before if name != "LLMControl"} == {
         name: pid for name, pid in before.items() if name != "LLMControl"
     }
+
+
+def test_a_fleet_whose_service_was_killed_comes_back_from_its_storage(tmp_path: Path):
+    file, storage = tmp_path / "fleet.yaml", str(tmp_path / "jobs")
+
+    def write(name: str, **a: Any) -> str:
+        (tmp_path / name).write_text(yaml.safe_dump({**fleet(a=a), "jobs": {"storage": storage}}))
+        return str(tmp_path / name)
+
+    def begun() -> tuple[AbstractContextManager[Command], int]:
+        port = unused()
+        return serving(write(file.name), "--port", str(port), PENSTOCK_ADMIN_KEY=KEY), port
+
+    command, port = begun()
+    with command as lost:
+        first = Service(lost, file, port)
+        first.run("apply", write("next.yaml", aliases=["x"]))
+        for process in lost.living():
+            process.kill()
+    command, port = begun()
+    with command as there:
+        second = Service(there, file, port)
+        assert second.ask("x").status_code == 404
+        assert "a live" in second.run("history", "--from", storage)
+        assert "a: live" in second.run("apply", "--from", storage)
+        assert second.ask("x").json()["model"] == "x"
+        newest = second.newest()
+        assert newest["what"].startswith(f"version 2 of {storage}/fleet/penstock-{first.http.base_url.port}-")
+        second.run("apply", "1", "--from", storage)
+        assert second.ask("x").status_code == 404
 
 
 def batch(url: str, model: str, count: int) -> list[str]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bucket import s3_server
 
-from penstock.cli.client.fleet import FleetChange, _followed
+from penstock.cli.client.fleet import FleetChange, _followed, _stored
 from penstock.config.fleet.plan import FleetPlan
-from penstock.errors import Conflict, NotFound, reasons, sentence
+from penstock.errors import ConfigError, Conflict, NotFound, reasons, sentence
+from penstock.serve.control import stored_fleet
 from penstock.serve.control.desired import DesiredStates
 from penstock.serve.control.fleet import APPLIED, APPLYING, SUPERSEDED, FleetVersions
 
@@ -63,10 +66,11 @@ class WithoutRay(FleetVersions):
         self._end(version, APPLIED)
 
 
-async def test_a_save_by_a_command_that_applied_it_undoes_no_rollback(file: Path):
-    def fleet(name: str) -> Any:
-        return {"llm_configs": [{"model_loading_config": {"model_id": name}, "llm_engine": "sim"}]}
+def fleet(name: str, **sections: Any) -> Any:
+    return {"llm_configs": [{"model_loading_config": {"model_id": name}, "llm_engine": "sim"}], **sections}
 
+
+async def test_a_save_by_a_command_that_applied_it_undoes_no_rollback(file: Path):
     versions = WithoutRay(DesiredStates(file).connection, "app")
     versions.record(START, fleet("a"), "penstock serve")
     await versions.apply(fleet("b"), "ada")
@@ -96,3 +100,113 @@ def test_an_apply_whose_version_the_history_has_lost_ends_with_a_sentence(capsys
 
     assert _followed(Ahead("", None, wait=5.0), 9) == 1
     assert "Version 9: later versions have taken its place" in capsys.readouterr().out
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    if request.param == "folder":
+        yield str(tmp_path / "jobs")
+        return
+    with s3_server("fleets") as s3:
+        for name, value in s3.environment.items():
+            monkeypatch.setenv(name, value)
+        yield "s3://fleets/penstock"
+
+
+async def service(file: Path, storage: str, port: int = 8000, *models: str, **gateway: Any) -> WithoutRay:
+    """One that has started with model `first`, and then applied these."""
+    versions = WithoutRay(DesiredStates(file).connection, "app", port=port)
+    versions.record(START, fleet("first", jobs={"storage": storage}), "penstock serve")
+    for model in models:
+        await versions.apply(fleet(model, jobs={"storage": storage}, gateway=gateway), "ada")
+        await asyncio.sleep(0)  # until it is applied
+    await stored(versions)
+    return versions
+
+
+async def stored(versions: FleetVersions) -> None:
+    assert versions._storing is not None
+    await versions._storing
+
+
+async def test_a_service_that_is_lost_leaves_its_versions_without_secrets(tmp_path: Path, storage: str):
+    options = {"cors": {"credentials": True}}
+    await service(tmp_path / "lost", storage, 8000, "a", "b", admin_key="the-key", **options)
+    newest, *others = stored_fleet.read(storage)
+    assert [(one.version, one.what) for one in others] == [(2, "no change"), (1, "started")]
+    assert (newest.outcome, newest.fleet["llm_configs"]) == (APPLIED, fleet("b")["llm_configs"])
+    assert newest.fleet["gateway"] == {"admin_key": "*" * 10, **options}
+    same = await service(tmp_path / "same", storage)
+    assert len(stored_fleet.read(storage)) == 4
+    own = {one.at for one in same.history()}
+    assert stored_fleet.pick(storage, None, own) == newest
+    assert stored_fleet.pick(newest.file, 2, own) == others[0]
+    with pytest.raises(NotFound, match=f"{storage}' has no version 4, other than by the running service"):
+        stored_fleet.pick(storage, 4, own)
+    await service(tmp_path / "other", storage, 9000)
+    with pytest.raises(ConfigError, match=r"2 services. Name the file of one: .*app-9000-.*\.json"):
+        stored_fleet.pick(storage, None, own)
+
+
+async def test_storage_that_fails_delays_no_apply_and_has_all_later(tmp_path: Path):
+    storage = tmp_path / "in-the-way"
+    storage.touch()
+    versions = await service(tmp_path / "x", str(storage), 8000, "a")
+    assert [one.outcome for one in versions.history()] == [APPLIED, APPLIED]
+    assert "; not stored before the next version: '" in versions.history()[0].what
+    storage.unlink()
+    await versions.apply(fleet("b", jobs={"storage": str(storage)}), "ada")
+    await stored(versions)
+    assert [one.version for one in stored_fleet.read(str(storage))] == [3, 2, 1]
+
+
+async def test_the_next_control_stores_what_the_last_one_could_not(tmp_path: Path):
+    first = await service(tmp_path / "x", str(tmp_path / "jobs"))
+    first.remark("a canary was taken back")
+    first.close()
+    second = WithoutRay(DesiredStates(tmp_path / "x").connection, "app", port=8000)
+    second.resume()
+    await stored(second)
+    assert [one.what for one in stored_fleet.read(str(tmp_path / "jobs"))] == [
+        "started; a canary was taken back"
+    ]
+
+
+def test_the_last_runs_are_kept_and_a_broken_file_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(stored_fleet, "_RUNS", 2)
+    for service, began in (("app", 0), ("app-8000", 0), ("app-8000", 1), ("app-8000", 2)):
+        one = stored_fleet.StoredVersion(1, began, "me", service, APPLIED, {})
+        stored_fleet.write(str(tmp_path), stored_fleet.file_name(service, began), [one])
+    (tmp_path / "fleet" / "app-7000-x.json").write_text("{}")
+    assert [(one.what, one.at) for one in stored_fleet.read(str(tmp_path))] == [
+        ("app-8000", 2),
+        ("app-8000", 1),
+        ("app", 0),
+    ]
+    assert "app-7000-x.json' is left out" in caplog.text
+    with pytest.raises(NotFound, match="has no versions of a fleet"):
+        stored_fleet.read(str(tmp_path / "fleet"))
+
+
+def test_secrets_of_a_stored_version_are_given_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Running(FleetChange):
+        def ask(self, *_words: Any, **_options: Any) -> dict[str, Any]:
+            return {"data": [{"at": 2.0}]}
+
+    stars, target = "*" * 10, Running("", None)
+    models = [{"runtime_env": {"env_vars": {"HF_TOKEN": stars}}}]
+    kept = {"llm_configs": models, "gateway": {"api_key": stars}}
+    rows = [stored_fleet.StoredVersion(7, at, "me", "a live", APPLIED, kept) for at in (2.0, 1.0)]
+    stored_fleet.write(str(tmp_path), "app-x.json", rows)
+    monkeypatch.setenv("HF_TOKEN", "hf-again")
+    with pytest.raises(ConfigError, match=r"environment: gateway\.api_key as PENSTOCK_API_KEY\. Or"):
+        _stored(target, str(tmp_path), None)
+    monkeypatch.setenv("PENSTOCK_API_KEY", "key-again")
+    given, what = _stored(target, str(tmp_path), "7")
+    assert given["gateway"] == {"api_key": "key-again"}
+    assert given["llm_configs"] == [{"runtime_env": {"env_vars": {"HF_TOKEN": "hf-again"}}}]
+    assert what == f"version 7 of {tmp_path}/fleet/app-x.json"
+    with pytest.raises(ConfigError, match="number of a version, and not"):
+        _stored(target, str(tmp_path), "fleet.yaml")

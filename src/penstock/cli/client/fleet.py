@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
+import re
 import socket
 import time
 from dataclasses import dataclass
@@ -22,6 +24,13 @@ _LOOK_S = 0.5
 _FAILED, _CHANGES = 1, 3
 _COLORS = {"added": "green", "removed": "red", "rolled": "yellow", "scaled": "cyan", "live": "cyan"}
 _FILE = Annotated[str, typer.Argument(metavar="FLEET.yaml", help="The fleet as it should be.")]
+_From = Annotated[
+    str | None,
+    typer.Option(
+        "--from", metavar="URL", help="Take versions from the `jobs.storage` of a service that was lost."
+    ),
+]
+_OF_GATEWAY = {f"gateway.{name}": f"PENSTOCK_{name.upper()}" for name in ("api_key", "admin_key")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,27 +85,74 @@ def plan(
     return _CHANGES if check and not found["is_empty"] else 0
 
 
-def apply(file: _FILE, target: FleetChange) -> int:
+def apply(
+    file: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FLEET.yaml | VERSION",
+            help="The fleet as it should be. With `--from`, the number of a version.",
+            show_default="with `--from`, the newest one that did not fail",
+        ),
+    ] = None,
+    *,
+    target: FleetChange,
+    storage: _From = None,
+) -> int:
     """Change a running service to what the file says. Replicas that need no change stay.
 
     Ends when the fleet is there. Exits with 1 when it is not, and says why, or what holds it up.
 
     - `penstock apply fleet.yaml`
+    - `penstock apply --from s3://bucket/penstock`
     """
-    fleet = read(file)
+    what = ""
+    if storage is not None:
+        fleet, what = _stored(target, storage, file)
+    elif file is not None:
+        fleet = read(file)
+    else:
+        raise ConfigError("Name the fleet's file, or with --from the storage of a service that was lost.")
     planned = target.ask("POST", "/plan", {"fleet": fleet})
-    return apply_planned(target, fleet, planned)
+    return apply_planned(target, fleet, planned, what)
 
 
-def apply_planned(target: FleetChange, fleet: dict[str, Any], planned: dict[str, Any]) -> int:
+def _stored(target: FleetTarget, storage: str, version: str | None) -> tuple[dict[str, Any], str]:
+    """A stored fleet with its secrets, and where it is from. Raises: ConfigError for missing secrets."""
+    from penstock.config.messages.redact import unmasked
+    from penstock.serve.control import stored_fleet
+
+    if version is not None and not version.isdecimal():
+        raise ConfigError(f"--from takes the number of a version, and not {version!r}.")
+    own = {one["at"] for one in target.ask("GET", "/history")["data"]}
+    found = stored_fleet.pick(storage, None if version is None else int(version), own)
+    missing: list[str] = []
+
+    def secret(path: str) -> str:
+        name = _OF_GATEWAY.get(path) or re.sub(r".*\.|\[\d+\]$", "", path).upper()
+        if not (text := os.environ.get(name, "")):
+            missing.append(f"{path} as {name}")
+        return text
+
+    fleet = unmasked(found.fleet, secret)
+    if missing:
+        raise ConfigError(
+            f"Version {found.version} was stored without its secrets. Give them in the environment: "
+            f"{', '.join(missing)}. Or write them into a file with its `fleet`, which `penstock history "
+            "--from URL --json` shows, and apply that."
+        )
+    return fleet, f"version {found.version} of {found.file}"
+
+
+def apply_planned(target: FleetChange, fleet: dict[str, Any], planned: dict[str, Any], what: str = "") -> int:
     """Shows the plan of a fleet and applies it, unless the service has changed since. Returns the exit code.
 
+    what: for the history, in place of what the plan says in a line.
     Raises: Error.
     """
     _show(planned)
     if planned["is_empty"]:
         return 0
-    body = {"fleet": fleet, "who": _who(), "take_over": target.take_over}
+    body = {"fleet": fleet, "who": _who(), "take_over": target.take_over} | ({"what": what} if what else {})
     match = {"if-match": f'"{planned["version"]}"'}
     return _followed(target, target.ask("PUT", "", body, **match)["version"])
 
@@ -114,9 +170,13 @@ def rollback(
     return _followed(target, found["version"])
 
 
-def history(target: FleetTarget, *, as_json: Json = False) -> None:
+def history(target: FleetTarget, *, storage: _From = None, as_json: Json = False) -> None:
     """Show the versions of a service's fleet: who applied them, when, what changed, and the outcome."""
-    for one in _rows(target, "/history", as_json=as_json):
+    file = ""
+    for one in _rows(target, "/history", as_json=as_json, storage=storage):
+        if one.get("file", "") != file:
+            file = one["file"]
+            print(file)
         print(f"{one['version']:>3}  {_time(one['at'])}  {one['who']}  {one['what']}  {one['outcome']}")
 
 
@@ -126,9 +186,19 @@ def audit(target: FleetTarget, *, as_json: Json = False) -> None:
         print(f"{_time(one['at'])}  {one['who']}  {one['what']}")
 
 
-def _rows(target: FleetTarget, path: str, *, as_json: bool) -> list[dict[str, Any]]:
+def _rows(
+    target: FleetTarget, path: str, *, as_json: bool, storage: str | None = None
+) -> list[dict[str, Any]]:
     """What a list has; nothing more to show where it was printed as JSON."""
-    found: list[dict[str, Any]] = target.ask("GET", path)["data"]
+    found: list[dict[str, Any]]
+    if storage is None:
+        found = target.ask("GET", path)["data"]
+    else:
+        from msgspec import to_builtins
+
+        from penstock.serve.control import stored_fleet
+
+        found = [to_builtins(one) for one in stored_fleet.read(storage)]
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
     return [] if as_json else found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _SECRET = re.compile(
@@ -28,12 +28,27 @@ def masked(value: Any) -> Any:
     """`value` with stars in place of what has a secret-looking name, and of logins and signatures in URLs."""
     if isinstance(value, dict):
         entries = typing.cast("dict[Any, Any]", value)
-        return {k: STARS if is_secret(str(k)) and v else masked(v) for k, v in entries.items()}
+        return {
+            k: STARS if is_secret(str(k)) and v and v is not True else masked(v) for k, v in entries.items()
+        }
     if isinstance(value, list):
         return [masked(item) for item in typing.cast("list[Any]", value)]
     if not isinstance(value, str):
         return value
     return _SIGNATURE.sub(rf"\1{STARS}", _LOGIN.sub(STARS, value))
+
+
+def unmasked(value: Any, secret: Callable[[str], str], path: str = "") -> Any:
+    """`value` with texts of `secret` in place of those with stars. secret: called with the path of each, such
+    as `gateway.api_key`.
+    """
+    if isinstance(value, dict):
+        entries = typing.cast("dict[str, Any]", value)
+        return {k: unmasked(one, secret, f"{path}.{k}".strip(".")) for k, one in entries.items()}
+    if isinstance(value, list):
+        items = typing.cast("list[Any]", value)
+        return [unmasked(one, secret, f"{path}[{i}]") for i, one in enumerate(items)]
+    return secret(path) if isinstance(value, str) and STARS in value else value
 
 
 def parted(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

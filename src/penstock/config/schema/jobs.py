@@ -14,9 +14,9 @@ class JobsConfig(StrictModel):
     """OpenAI's Files and Batches APIs."""
 
     storage: str | None = optional(
-        "Folder, or a URL of a bucket or of fsspec, for files and batches. A relative path "
-        "counts from the folder of the config file. Without it, a folder of the cache of the node that runs "
-        "the gateway.",
+        "Folder, or a URL of a bucket or of fsspec, for files, batches and versions of the fleet. A relative "
+        "path counts from the folder of the config file. Without it, a folder of the cache of the node that "
+        "runs the gateway, and no versions.",
         min_length=1,
     )
     max_storage_bytes: int | None = optional(

@@ -76,7 +76,7 @@ class LLMControl:
             self._desired.connection, self._desired.changed.send, lambda text: self._fleet.remark(text)
         )
         self._gateways = Gateways(self._desired, app, self._canaries.states)
-        self._fleet = FleetVersions(self._desired.connection, app, self._gateways.faults)
+        self._fleet = FleetVersions(self._desired.connection, app, self._gateways.faults, port)
         self._time_sharing = TimeSharing(self._desired, self._followers, self.perform)
         self._watching: asyncio.Task[None] | None = None
         self._looking = asyncio.create_task(self._canaries.watch())

@@ -30,10 +30,12 @@ from penstock.config.fleet.document import Document, StartSettings, document
 from penstock.config.fleet.plan import FleetPlan, plan
 from penstock.config.loading import keys_file
 from penstock.config.messages.redact import masked
+from penstock.config.schema.settings import service_name
 from penstock.errors import (
     BadRequest,
     ConfigError,
     Conflict,
+    Error,
     NotFound,
     PreconditionFailed,
     reason,
@@ -41,11 +43,11 @@ from penstock.errors import (
     sentence,
 )
 from penstock.preflight.start import missing_folders
-from penstock.serve.control import application
+from penstock.serve.control import application, stored_fleet
+from penstock.serve.control.stored_fleet import APPLIED, APPLYING, SUPERSEDED, FleetVersion, StoredVersion
 
 log = logging.getLogger(__name__)
 
-APPLYING, APPLIED, SUPERSEDED = "applying", "applied", "superseded"
 _CAN_SURGE = "max_surge_percent" in inspect.signature(serve.deployment).parameters  # since Ray 2.60
 _GONE = ("DELETING", "NOT_STARTED")
 _KEEP = 50
@@ -56,6 +58,7 @@ CREATE TABLE IF NOT EXISTS fleet (version INTEGER PRIMARY KEY AUTOINCREMENT, at 
     outcome TEXT, document BLOB, surges BLOB);
 CREATE TABLE IF NOT EXISTS start (settings BLOB);
 CREATE TABLE IF NOT EXISTS seen (version INTEGER);
+CREATE TABLE IF NOT EXISTS run (file TEXT);
 """
 _NEXT_START = "The next start takes the files again, as they are then."
 _NOT_TAKEN_OVER = "failed: a gateway stays as it was, and tries again: "
@@ -63,18 +66,6 @@ _UNKNOWN = (
     "The fleet of this service is not known: a program has deployed it. Services that `penstock serve` "
     "started can be changed by a file."
 )
-
-
-class FleetVersion(msgspec.Struct, frozen=True):
-    """Units: at in seconds since 1970. who: as its sender says. what: in a line. outcome: begins with
-    one of the constants above, or is a sentence that says what went wrong.
-    """
-
-    version: int
-    at: float
-    who: str
-    what: str
-    outcome: str
 
 
 class FleetVersions:
@@ -85,19 +76,24 @@ class FleetVersions:
         database: sqlite3.Connection,
         app: str,
         gateway_faults: Callable[[], Sequence[str]] = list[str],
+        port: int | None = None,
     ) -> None:
         """database: control's own, which nobody else may read. app: the application's name. gateway_faults:
-        why gateways that run cannot take over the newest update.
+        why gateways that run cannot take over the newest update. port: the gateway's own.
         """
         self._database, self._app, self._gateway_faults = database, app, gateway_faults
+        self._service = service_name(app, port)
         self._database.executescript(_TABLES)
         self._applying: asyncio.Task[None] | None = None
+        self._storing: asyncio.Task[None] | None = None
+        self._to_store = ""  # URL of the storage that lacks something
         self._turn, self._deploying = asyncio.Lock(), threading.Lock()
 
     def close(self) -> None:
-        """Leaves an apply to the next control."""
-        if self._applying is not None:
-            self._applying.cancel()
+        """Leaves an apply, and what is not stored yet, to the next control."""
+        for task in (self._applying, self._storing):
+            if task is not None:
+                task.cancel()
 
     # -- versions
 
@@ -105,6 +101,9 @@ class FleetVersions:
         """What has been deployed by other means. start: a `StartSettings`, as plain values."""
         self._database.execute("DELETE FROM start")
         self._database.execute("INSERT INTO start VALUES (?)", (msgspec.json.encode(start),))
+        self._database.execute("DELETE FROM run")
+        name = stored_fleet.file_name(self._service, time.time())
+        self._database.execute("INSERT INTO run VALUES (?)", (name,))
         self._add(who, "started", APPLIED, fleet, {})
         self._see()
 
@@ -121,6 +120,7 @@ class FleetVersions:
         )
         version = added.lastrowid or 0
         self._database.execute("DELETE FROM fleet WHERE version <= ?", (version - _KEEP,))
+        self._store()
         return version
 
     def _end(self, version: int, outcome: str) -> None:
@@ -132,9 +132,14 @@ class FleetVersions:
         for who, what in ended.fetchall():
             text = f"Version {version} of the fleet, by {who} ({what}): {sentence(outcome)}"
             progress.note(f"{text} {_NEXT_START}")
+        self._store()
 
     def remark(self, text: str) -> None:
         """Something that happened to the newest version, for the history."""
+        self._remark(text)
+        self._store()
+
+    def _remark(self, text: str) -> None:
         newest = "SELECT max(version) FROM fleet"
         self._database.execute(
             f"UPDATE fleet SET what = what || '; ' || ? WHERE version = ({newest})", (text,)
@@ -163,6 +168,39 @@ class FleetVersions:
         start = self._start()
         os.environ.update({**start.environment, **start.variables})  # as where the first version was built
         return start.applied(fleet)
+
+    # -- where they outlive the service
+
+    def _store(self) -> None:
+        """Has the storage that the newest fleet names get all versions, in the background."""
+        if not (known := self.history()):
+            return
+        jobs = self._document(known[0].version).get("jobs")
+        self._to_store = (isinstance(jobs, dict) and jobs.get("storage")) or ""
+        if self._to_store and (self._storing is None or self._storing.done()):
+            self._storing = asyncio.create_task(self._write())
+
+    async def _write(self) -> None:
+        """Until it has what is there now, or cannot be written: then with the next change."""
+        while url := self._to_store:
+            self._to_store = ""
+            try:
+                await asyncio.to_thread(self._write_all, url)
+            except Exception as error:  # of clients for storage, of many kinds
+                unknown = not isinstance(error, Error)
+                log.warning("The versions of the fleet are not stored: %s", error, exc_info=unknown)
+                if not self._to_store and "not stored" not in self._newest().what:
+                    self._remark(f"not stored before the next version: {reason(str(error))}")
+
+    def _write_all(self, url: str) -> None:
+        (name,) = self._database.execute("SELECT file FROM run").fetchone()
+        query = f"SELECT {_COLUMNS}, document FROM fleet ORDER BY version DESC LIMIT {_KEEP}"
+        rows = self._database.execute(query).fetchall()
+        versions = [
+            StoredVersion(*row[:-1], fleet=masked(msgspec.json.decode(row[-1])))  # in the order of its fields
+            for row in rows
+        ]
+        stored_fleet.write(url, name, versions)
 
     # -- what clients ask
 
@@ -208,7 +246,8 @@ class FleetVersions:
             # Of a version that is not there, old replicas may run which the same surge must not stop.
             earlier = {} if newest.outcome == APPLIED else self._document(newest.version, "surges")
             surges = {one.model: one.surge_percent for one in found.models if one.surge}
-            self.close()
+            if self._applying is not None:
+                self._applying.cancel()
             version = self._add(who, what or found.summary, APPLYING, fleet, {**earlier, **surges})
             self._end(newest.version, f"{SUPERSEDED} by version {version}, by {who}")
             self._applying = asyncio.create_task(self._apply(version))
@@ -270,6 +309,7 @@ class FleetVersions:
         if (known := self.history()) and known[0].outcome == APPLYING:
             log.info("Applying version %d of the fleet, which an earlier control began.", known[0].version)
             self._applying = asyncio.create_task(self._apply(known[0].version))
+        self._store()
 
     async def _planned(self, newest: FleetVersion, fleet: Document) -> FleetPlan:
         def planned() -> FleetPlan:

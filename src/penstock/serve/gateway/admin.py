@@ -29,6 +29,7 @@ class _FleetRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     fleet: dict[str, Any] = {}
     who: str = "a client of /admin/fleet"
+    what: str = ""
     version: int | None = None
     take_over: bool = False
 
@@ -38,7 +39,7 @@ _FLEET_CALLS = {
     f"{FLEET}/history": (),
     f"{FLEET}/audit": (),
     f"{FLEET}/plan": ("fleet",),
-    f"{FLEET}/apply": ("fleet", "who", "take_over"),
+    f"{FLEET}/apply": ("fleet", "who", "what", "take_over"),
     f"{FLEET}/rollback": ("version", "who", "take_over"),
 }
 
