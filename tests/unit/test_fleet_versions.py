@@ -6,10 +6,12 @@ import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 from bucket import s3_server
+from tests.waiting import until
 
 from penstock.cli.client.fleet import FleetChange, _followed, _stored
 from penstock.config.fleet.plan import FleetPlan
@@ -153,11 +155,26 @@ async def test_storage_that_fails_delays_no_apply_and_has_all_later(tmp_path: Pa
     storage.touch()
     versions = await service(tmp_path / "x", str(storage), 8000, "a")
     assert [one.outcome for one in versions.history()] == [APPLIED, APPLIED]
-    assert "; not stored before the next version: '" in versions.history()[0].what
+    assert "; not stored at first: '" in versions.history()[0].what
     storage.unlink()
     await versions.apply(fleet("b", jobs={"storage": str(storage)}), "ada")
     await stored(versions)
     assert [one.version for one in stored_fleet.read(str(storage))] == [3, 2, 1]
+
+
+async def test_storage_that_hangs_is_said_while_versions_are_applied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patched
+):
+    versions, goes_on, write = await service(tmp_path / "x", str(tmp_path)), Event(), stored_fleet.write
+    monkeypatch.setattr("penstock.serve.control.fleet._SILENCE_S", 0.01)
+    patched(stored_fleet, "write", lambda *words: goes_on.wait(10) and write(*words))
+    for model in ("a", "b"):
+        await versions.apply(fleet(model, jobs={"storage": str(tmp_path)}), "ada")
+        await until(lambda: "the storage does not answer" in versions.history()[-2].what)
+    await until(lambda: [one.outcome for one in versions.history()] == [APPLIED] * 3)
+    goes_on.set()
+    await stored(versions)
+    assert [one.version for one in stored_fleet.read(str(tmp_path))] == [3, 2, 1]
 
 
 async def test_the_next_control_stores_what_the_last_one_could_not(tmp_path: Path):

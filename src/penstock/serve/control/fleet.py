@@ -52,6 +52,7 @@ _CAN_SURGE = "max_surge_percent" in inspect.signature(serve.deployment).paramete
 _GONE = ("DELETING", "NOT_STARTED")
 _KEEP = 50
 _LOOK_S = 0.5
+_SILENCE_S = 60.0  # of storage, until the history says so
 _COLUMNS = "version, at, who, what, outcome"
 _TABLES = """
 CREATE TABLE IF NOT EXISTS fleet (version INTEGER PRIMARY KEY AUTOINCREMENT, at REAL, who TEXT, what TEXT,
@@ -60,6 +61,7 @@ CREATE TABLE IF NOT EXISTS start (settings BLOB);
 CREATE TABLE IF NOT EXISTS seen (version INTEGER);
 CREATE TABLE IF NOT EXISTS run (file TEXT);
 """
+_UNSTORED = "not stored at first"
 _NEXT_START = "The next start takes the files again, as they are then."
 _NOT_TAKEN_OVER = "failed: a gateway stays as it was, and tries again: "
 _UNKNOWN = (
@@ -184,13 +186,21 @@ class FleetVersions:
         """Until it has what is there now, or cannot be written: then with the next change."""
         while url := self._to_store:
             self._to_store = ""
+            silent = f"the storage does not answer for {_SILENCE_S:g} s"
+            late = asyncio.get_running_loop().call_later(_SILENCE_S, self._say_unstored, silent)
             try:
                 await asyncio.to_thread(self._write_all, url)
             except Exception as error:  # of clients for storage, of many kinds
                 unknown = not isinstance(error, Error)
                 log.warning("The versions of the fleet are not stored: %s", error, exc_info=unknown)
-                if not self._to_store and "not stored" not in self._newest().what:
-                    self._remark(f"not stored before the next version: {reason(str(error))}")
+                if not self._to_store:
+                    self._say_unstored(reason(str(error)))
+            finally:
+                late.cancel()
+
+    def _say_unstored(self, why: str) -> None:
+        if _UNSTORED not in self._newest().what:
+            self._remark(f"{_UNSTORED}: {why}")
 
     def _write_all(self, url: str) -> None:
         (name,) = self._database.execute("SELECT file FROM run").fetchone()
