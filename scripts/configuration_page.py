@@ -150,6 +150,7 @@ _CHANGE = "[a change](../operate/fleet-file.md#what-a-change-costs)"
 _COSTS: Mapping[type[BaseModel], Callable[[str], str]] = {
     model.LLMConfig: changes.cost_of,
     deployment.DeploymentOptions: lambda name: changes.cost_of(f"deployment_config.{name}"),
+    sections.LoraConfig: lambda name: changes.cost_of(f"lora_config.{name}"),
     gateway.GatewayConfig: lambda name: changes.GATEWAY[name],
     serving_args.LLMServingArgs: lambda name: changes.SERVING.get(name, ""),
 }

@@ -253,6 +253,27 @@ async def test_a_changed_adapter_answers_anew_and_running_answers_keep_the_old(r
     assert await replica.answer("Hello!", "changing") == ANSWERS["french"]["Hello!"]
 
 
+async def test_a_change_of_its_source_leaves_running_answers_on_the_old_adapter(replica: Adapted):
+    def source(trained: str) -> dict[str, Any]:
+        return {"adapters": {"moving": str(replica.folder / trained)}}
+
+    await replica.store.change(source("pirate"))
+    try:
+        async with replica.store.use("moving") as old:
+            long = {"ignore_eos": True, "max_tokens": 600}
+            running = asyncio.create_task(hello(replica, old, **long))
+            await until(lambda: replica.engine.load().running == 1)
+            await replica.store.change(source("french"))
+            assert await replica.answer("Hello!", "moving") == ANSWERS["french"]["Hello!"]
+            assert not running.done()
+            assert await running == await hello(replica, old, **long)
+        await until(lambda: old not in replica.engine.adapters())
+        assert await replica.answer("Hello!", "moving") == ANSWERS["french"]["Hello!"]
+    finally:
+        await replica.store.change({"adapters": {}})
+    assert (await replica.chat("Hello!", "moving")).status_code == 404
+
+
 async def test_an_adapter_that_is_loaded_while_the_model_sleeps_answers_when_it_wakes(replica: Adapted):
     shutil.copytree(replica.folder / "pirate", replica.folder / "sleeper")
     await replica.engine.control.sleep(level=2)

@@ -62,6 +62,7 @@ class Replica:
         self.update: Update | None = None
         self.result: Any = object
         self.error, self.fails = "", False
+        self.adapters = self.fault = ""
         self.group: SharingGroup | None = GROUP
         self.heard = asyncio.Event()
         self.task = asyncio.create_task(self.link.follow(self.status, Update, self.received))
@@ -76,6 +77,8 @@ class Replica:
             *(self.name, actual, "default", desired.version, desired, self.error),
             group=self.group,
             model=self.model,
+            adapters=self.adapters,
+            adapters_fault=self.fault,
         )
 
     def received(self, update: Update) -> None:
@@ -275,6 +278,33 @@ async def test_a_control_that_is_away_is_followed_again_and_warned_of(
     assert list(control._followers.living("m")) == ["a"]
     assert there
     replica.task.cancel()
+
+
+@pytest.mark.parity("X14")
+async def test_replicas_are_told_of_adapters_until_they_have_them(control: LLMControl, handle: Handle):
+    replica, adapters = Replica("a", handle), control._followers.adapters
+    await replica.until(lambda _: True)
+    await control.reconfigure({"m": {"pinned": ["legal"]}, "not here": {}})
+    await replica.until(lambda update: update.adapters is not None)
+    assert replica.update is not None
+    assert replica.update.adapters is not None
+    assert replica.update.adapters.fields == {"pinned": ["legal"]}
+    assert adapters() == (["m"], [])
+    replica.adapters, replica.fault = replica.update.adapters.id, "no such folder"
+    replica.link.report()
+    await until(
+        lambda: adapters() == ([], ["a replica of 'm' keeps its adapters, and tries again: no such folder"])
+    )
+    assert (await control.status())["m"]["replicas"]["a"]["error"] == "no such folder"
+    assert replica.update.adapters is not None
+    replica.fault = ""
+    replica.link.report()
+    await replica.until(lambda update: update.adapters is None)
+    assert adapters() == ([], [])
+    replica.task.cancel()
+    await until(lambda: not control._followers._models["m"]["a"].has_link)
+    await control.reconfigure({"m": {}})
+    assert adapters() == ([], [])
 
 
 async def test_a_gateway_wakes_a_model(control: LLMControl, handle: Handle):

@@ -210,6 +210,40 @@ def test_a_version_that_cannot_start_is_told_and_the_old_one_answers(service: Se
     assert service.ask("a").status_code == 200
 
 
+@pytest.mark.parity("X14", "X27")
+def test_adapters_are_changed_where_they_run(service: Service, tmp_path: Path):
+    def lora(**adapters: str) -> dict[str, Any]:
+        return {"a": {"lora_config": {"adapters": adapters, "pinned": list(adapters)}}, "b": {}}
+
+    def listed() -> set[str]:
+        return {one["id"] for one in httpx.get(f"{service.url}/v1/models", timeout=60).json()["data"]}
+
+    one, two, late = (str(tmp_path / name) for name in ("one", "two", "late"))
+
+    def make(folder: str) -> None:
+        Path(folder).mkdir()
+        (Path(folder) / "adapter_config.json").write_text("{}")
+
+    make(one)
+    make(two)
+    service.run("apply", service.write(**lora(legal=one)), "--take-over")
+    before = service.pids()
+    file = service.write(**lora(legal=two, tax=one))
+    assert "lora_config.adapters" in service.run("plan", file)
+    assert "applied" in service.run("apply", file)
+    assert service.ask("a:tax").status_code == 200
+    wait_until(lambda: listed() >= {"a:legal", "a:tax"}, 20)
+    said = service.run("apply", service.write(**lora(legal=late)), code=1)
+    assert (
+        f"a replica of 'a' keeps its adapters, and tries again: The adapter 'legal' is not there: '{late}'"
+        in said
+    )
+    assert service.ask("a:tax").status_code == 200
+    make(late)
+    wait_until(lambda: service.ask("a:tax").status_code == 404, 60)
+    assert service.pids() == before
+
+
 @pytest.mark.parity("X15")
 def test_a_canary_beside_a_model_is_taken_back_and_stays_back(service: Service):
     def shown() -> dict[str, Any]:

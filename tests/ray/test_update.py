@@ -27,15 +27,22 @@ async def test_no_request_is_lost_and_no_stream_broken(url: str):
 
 @pytest.mark.parity("X27")
 def test_only_what_changed_restarts(url: str, tmp_path: Path):
-    """An alias, a limit, an option of the gateway's, a model more, a model less restart no other process."""
-    first = deployed(url, tmp_path, a={}, b={})
-    assert deployed(url, tmp_path, a={}, b={}) == first
+    """An alias, an adapter, a limit, an option of the gateway's, a model more, a model less restart no other
+    process.
+    """
+    (tmp_path / "legal").mkdir()
+    (tmp_path / "legal" / "adapter_config.json").write_text("{}")
+    first = deployed(url, tmp_path, a={"lora_config": {}}, b={})
+    assert deployed(url, tmp_path, a={"lora_config": {}}, b={}) == first
     with httpx.Client(base_url=url) as kept:  # one connection, to one gateway
-        models = {"a": {"aliases": ["x"]}, "b": {"engine_kwargs": {"reply": "b says"}}}
+        lora = {"adapters": {"legal": str(tmp_path / "legal")}}
+        models = {"a": {"aliases": ["x"], "lora_config": lora}, "b": {"engine_kwargs": {"reply": "b says"}}}
         second = deployed(url, tmp_path, **models)
         assert differing(first, second) == {"LLMServer:b"}
         asked = {"model": "x", "prompt": "hello"}
         assert kept.post("/v1/completions", json=asked).json()["model"] == "x"
+        legal = {**asked, "model": "a:legal"}
+        wait_until(lambda: kept.post("/v1/completions", json=legal).status_code == 200)
         call = serve.get_deployment_handle("LLMServer:a", APP).options(stream=True).completions.remote(asked)
         assert [one.model for one in call] == ["x"]
         control = serve.get_deployment_handle("LLMControl", APP)

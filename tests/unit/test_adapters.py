@@ -19,7 +19,7 @@ from tests.waiting import until
 from penstock import sources
 from penstock.config import LLMConfig
 from penstock.engines.sim.engine import SimEngine
-from penstock.errors import AdapterBroken, BadRequest, DownloadFailed, ModelNotFound, Overloaded
+from penstock.errors import AdapterBroken, BadRequest, DownloadFailed, Error, ModelNotFound, Overloaded
 from penstock.layers.adapters import AdapterDownloader, Source, Store, source, store
 
 pytestmark = pytest.mark.parity("S21", "X14")
@@ -503,6 +503,111 @@ async def test_a_downloader_without_a_source_is_not_called_empty(caplog: pytest.
     assert not caplog.text
 
 
+# -- other sources, by a change of the config
+
+
+async def test_what_comes_from_elsewhere_is_loaded_beside_the_old_which_running_requests_keep(tmp_path: Path):
+    async with keeping(tmp_path, max_num_adapters_per_replica=2) as kept:
+        await kept.use("b")
+        async with kept.adapters.use("a") as old:
+            stamp = kept.adapters.stamp("a", old)
+            await kept.adapters.change({"adapters": {"a": str(tmp_path / "c")}})
+            new = await kept.use("a")
+            assert kept.engine.adapters() == {"b@1", old, new}
+            assert kept.adapters.stamp("a", new) != stamp
+        await until(lambda: kept.engine.adapters() == {"b@1", new})
+        await kept.adapters.change({"adapters": {"a": str(tmp_path / "c"), "z": str(tmp_path / "d")}})
+        assert kept.engine.told == ["+b@1", f"+{old}", f"+{new}", f"-{old}"]
+        await kept.use("z")
+
+
+async def test_a_load_that_is_under_way_does_not_bring_the_old_source_back(tmp_path: Path):
+    async with keeping(tmp_path) as kept:
+        kept.engine.may_load.clear()
+        first = asyncio.create_task(kept.use("a"))
+        await until(lambda: kept.engine.told)
+        changing = asyncio.create_task(kept.adapters.change({"adapters": {"a": str(tmp_path / "b")}}))
+        await until(lambda: kept.adapters._source.lora.adapters)
+        kept.engine.may_load.set()
+        assert await first == "a@1"
+        await changing
+        assert kept.adapters._current["a"].origin == str(tmp_path / "b")
+        await until(lambda: kept.engine.adapters() == {"a@2"})
+
+
+async def test_pins_can_change_and_what_has_no_source_any_more_ends_with_its_requests(tmp_path: Path):
+    async with keeping(tmp_path, max_num_adapters_per_replica=2, pinned=["a"]) as kept:
+        await kept.adapters.change({"pinned": ["b", "c"]})
+        assert kept.adapters.loaded() == ("b", "c")
+        with pytest.raises(Overloaded):
+            await kept.use("d")
+        async with kept.adapters.use("c") as held:
+            only = {"dynamic_lora_loading_path": None, "adapters": {"b": str(tmp_path / "b")}, "pinned": []}
+            await kept.adapters.change(only)
+            assert kept.adapters.loaded() == ("b",)
+            assert held in kept.engine.adapters()
+        await until(lambda: kept.engine.adapters() == {"b@2"})
+        with pytest.raises(ModelNotFound, match="There are: 'b'"):
+            await kept.use("c")
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"adapters": {"a": "/nothere"}}, "adapter 'a' is not there: '/nothere' does not exist"),
+        ({"adapters": {"z": "/nothere"}, "refresh_interval_s": 9.0}, "adapter 'z' is not there"),
+        ({"pinned": ["b", "nobody"]}, "adapter 'nobody' is not there"),
+        ({"pinned": ["a", "b", "c"]}, "3 adapters are to be pinned, and a replica holds 2"),
+    ],
+)
+async def test_a_source_that_cannot_be_read_leaves_all_as_it_was(tmp_path: Path, fields: Any, says: str):
+    async with keeping(tmp_path, max_num_adapters_per_replica=2) as kept:
+        await kept.use("a")
+        before = kept.adapters._source
+        with pytest.raises(Error, match=says):
+            await kept.adapters.change(fields)
+        assert kept.adapters._source is before
+        assert (kept.adapters._pinned, kept.engine.told) == (set(), ["+a@1"])
+
+
+async def test_of_several_only_the_broken_one_stays_as_it_was_until_it_can_be_loaded(tmp_path: Path):
+    async with keeping(tmp_path) as kept:
+        for name in "ab":
+            await kept.use(name)
+        write(tmp_path, "bad", "{")
+        fields = {"adapters": {"a": str(tmp_path / "bad"), "b": str(tmp_path / "c")}}
+        with pytest.raises(AdapterBroken, match="'a' cannot be loaded"):
+            await kept.adapters.change(fields)
+        assert await kept.use("a") == "a@1"
+        assert await kept.use("b") != "b@2"
+        write(tmp_path, "bad")
+        await kept.adapters.change(fields)
+        assert await kept.use("a") != "a@1"
+
+
+async def test_sources_are_looked_at_as_often_as_the_config_says_now(tmp_path: Path):
+    async with keeping(tmp_path) as kept:
+        old = await kept.use("a")
+        await kept.adapters.change({"refresh_interval_s": 0.01})
+        change(tmp_path, "a")
+        await until(lambda: kept.adapters._current["a"].key != old)
+        await kept.adapters.change({"refresh_interval_s": None})
+        await until(lambda: not kept.adapters._tasks)
+
+
+async def test_what_is_told_before_the_start_is_what_it_starts_with(tmp_path: Path):
+    write(tmp_path, "b")
+    config = lora_config(tmp_path / "gone", pinned=["a"])
+    engine = Engine(config)
+    await engine.start()
+    adapters = Store(engine, Source(config))
+    await adapters.change({"dynamic_lora_loading_path": str(tmp_path), "pinned": ["b"]})
+    await adapters.start()
+    assert adapters.loaded() == ("b",)
+    await adapters.stop()
+    await engine.stop()
+
+
 def test_no_slot_is_lost_wherever_a_request_for_an_adapter_ends(tmp_path: Path):
     async def requests(start: Start) -> None:
         async with keeping(tmp_path, max_num_adapters_per_replica=2) as kept:
@@ -515,6 +620,9 @@ def test_no_slot_is_lost_wherever_a_request_for_an_adapter_ends(tmp_path: Path):
                     assert key in kept.engine.adapters()
 
             tasks = [start(request(name)) for name in "abcab"]
+            tasks.append(
+                start(kept.adapters.change({"adapters": {"a": str(tmp_path / "d")}, "pinned": ["b"]}))
+            )
             _, open_ = await asyncio.wait(tasks, timeout=10_000)
             assert not open_
             ends = map(ended(RuntimeError, Overloaded), tasks)

@@ -25,7 +25,11 @@ MODEL_VALUES: dict[str, list[Any]] = {
     "on_demand": [{"min_awake_s": 1.0}],
     "engine_start_timeout_s": [60.0],
     "experimental_configs": [{"num_ingress_replicas": 2}],
-    "lora_config": [{"max_num_adapters_per_replica": 3}],
+    "lora_config": [
+        {"max_num_adapters_per_replica": 3},
+        {"adapters": {"legal": "/legal"}, "pinned": ["legal"]},
+        {"adapters": {"legal": "https://user:word@host/legal"}},
+    ],
     "deployment_config": [
         {"num_replicas": 2},
         {"autoscaling_config": {"min_replicas": 0, "max_replicas": 2}},
@@ -162,6 +166,31 @@ def test_every_field_has_a_cost():
     assert changes.GATEWAY.keys() == GatewayConfig.model_fields.keys()
     rest = LLMServingArgs.model_fields.keys() - {"llm_configs", "gateway"}
     assert changes.SERVING.keys() == rest
+
+
+LEGAL = {"adapters": {"legal": "/legal"}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "costs"),
+    [
+        (LEGAL, {"adapters": {"legal": "/legal-2"}}, {"adapters": "live"}),
+        (LEGAL, {**LEGAL, "pinned": ["legal"], "refresh_interval_s": 5.0, "download_timeout_s": 9.0,
+                 "max_download_tries": 1, "dynamic_lora_loading_path": "/more"},
+         {"dynamic_lora_loading_path": "live", "pinned": "live", "refresh_interval_s": "live",
+          "download_timeout_s": "live", "max_download_tries": "live"}),
+        (LEGAL, {**LEGAL, "max_num_adapters_per_replica": 3}, {"max_num_adapters_per_replica": "roll"}),
+        (LEGAL, {"adapters": {"legal": "https://user:word@host/legal"}}, {"adapters": "roll"}),
+        (None, LEGAL, {"": "roll"}),
+        (LEGAL, None, {"": "roll"}),
+    ],
+)  # fmt: skip
+def test_what_changes_of_adapters_cost(before: Any, after: Any, costs: dict[str, str]):
+    old, new = (fleet(model("m", **({"lora_config": lora} if lora else {}))) for lora in (before, after))
+    found = planned(old, new)
+    check(found)
+    wanted = {f"lora_config.{name}".strip("."): cost for name, cost in costs.items()}
+    assert {change.path: change.cost for change in found.models[0].changes} == wanted
 
 
 def actions(found: FleetPlan) -> dict[str, str]:

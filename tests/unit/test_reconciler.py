@@ -17,10 +17,12 @@ from penstock.engine import Progress, no_progress
 from penstock.engine_control import PauseMode
 from penstock.engines.sim.engine import SimEngine
 from penstock.errors import EngineStartFailed, Unsupported
+from penstock.layers.adapters import Source, Store
 from penstock.serve.control.desired import DesiredStates
 from penstock.serve.control.followers import Followers, due
 from penstock.serve.control.state import (
     Actual,
+    AdapterSources,
     Command,
     DesiredState,
     Done,
@@ -29,6 +31,7 @@ from penstock.serve.control.state import (
     Update,
     Weights,
 )
+from penstock.serve.replica import adapter_changes
 from penstock.serve.replica import reconciler as module
 from penstock.serve.replica.reconciler import Reconciler
 
@@ -41,6 +44,7 @@ class Control:
     def __init__(self, desired: DesiredState) -> None:
         self.desired = desired
         self.commands: list[Command] = []
+        self.adapters: AdapterSources | None = None
         self.told: ReplicaStatus | None = None
         self.outcomes: dict[int, Outcome] = {}
         self.pause_s = 0.005
@@ -49,7 +53,7 @@ class Control:
         while True:
             self.told = status()
             commands, self.commands = tuple(self.commands), []
-            received(Update(self.desired, commands))
+            received(Update(self.desired, commands, self.adapters))
             await asyncio.sleep(self.pause_s)
 
     def report(self) -> None:
@@ -317,6 +321,45 @@ def test_other_weights_wait_while_another_replica_changes():
 )
 def test_what_costs_nobody_a_replica_waits_for_none(desired: DesiredState, replica: ReplicaStatus):
     assert due(desired, replica, others_change=True) == desired
+
+
+async def test_adapters_are_taken_over_before_the_start_and_later_until_they_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(adapter_changes, "_RETRY_S", 0.0)
+    control = Control(DesiredState())
+    lora: dict[str, object] = {"dynamic_lora_loading_path": str(tmp_path / "gone"), "pinned": ["a"]}
+    config = LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sim", lora_config=lora)
+    engine = SimEngine(config)
+    store = Store(engine, Source(config))
+
+    async def start() -> None:
+        await engine.start()
+        await store.start()
+
+    def add(name: str) -> None:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text("{}")
+
+    add("b")
+    control.adapters = AdapterSources("one", {"dynamic_lora_loading_path": str(tmp_path), "pinned": ["b"]})
+    reconciler = Reconciler(engine, start, lambda: None, "r", None, "m", store)
+    try:
+        await reconciler.start(control)
+        assert store.loaded() == ("b",)
+        control.adapters = AdapterSources("two", {"pinned": ["c"]})
+        await until(lambda: control.told is not None and control.told.adapters_fault)
+        assert control.told is not None
+        assert control.told.adapters == "two"
+        assert "adapter 'c' is not there" in control.told.adapters_fault
+        assert caplog.text.count("stay as they were") == 1
+        add("c")
+        await until(lambda: not reconciler.status().adapters_fault)
+        assert store.loaded() == ("b", "c")
+    finally:
+        reconciler.close()
+        await store.stop()
+        await engine.stop()
 
 
 async def test_what_an_engine_cannot_do_does_not_keep_it_from_starting():

@@ -83,6 +83,32 @@ def test_what_only_gateways_read_restarts_nothing_and_is_told(given: dict[str, A
         assert before != now
 
 
+def test_other_adapters_restart_nothing_and_control_is_told():
+    few: dict[str, Any] = {"dynamic_lora_loading_path": "/adapters", "max_num_adapters_per_replica": 4}
+    more = {**few, "adapters": {"legal": "/legal"}, "pinned": ["legal"], "refresh_interval_s": None}
+    before, after, larger = (
+        made(model("a", lora_config=lora))
+        for lora in (few, more, {**more, "max_num_adapters_per_replica": 5})
+    )
+    assert {name: one.version for name, one in before.items()} == {
+        name: one.version for name, one in after.items()
+    }
+    assert before[CONTROL].user_config["a"]["adapters"] == {}
+    assert after[CONTROL].user_config == larger[CONTROL].user_config
+    assert after[CONTROL].user_config["a"]["pinned"] == ["legal"]
+    assert larger[A].version != after[A].version != made(model("a"))[A].version
+    assert version.of_answers(model("a", lora_config=few)) == version.of_answers(model("a", lora_config=more))
+
+
+def test_a_login_in_a_source_is_part_of_the_version_and_told_nobody():
+    found = [
+        made(model("a", lora_config={"adapters": {"legal": f"https://user:{word}@host/legal"}}))
+        for word in ("one", "two")
+    ]
+    assert [one[CONTROL].user_config for one in found] == [{}, {}]
+    assert found[0][A].version != found[1][A].version
+
+
 @pytest.mark.parametrize(
     "given",
     [

@@ -1,3 +1,3 @@
 """What follows from a config: `accelerators`, `placement`, `data_parallel`, `serve_options`, `prefill`,
-`server_class`.
+`adapters`, `server_class`.
 """

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from penstock.config.derive.adapters import LIVE
+
 Cost = Literal["live", "scale", "jobs", "gateway", "roll", "new"]
 
 MODEL: Mapping[str, Cost] = {
@@ -45,9 +47,12 @@ MODEL: Mapping[str, Cost] = {
 }
 """Fields of `LLMConfig`. Parts that cost something else are in `PARTS`."""
 
+ADAPTERS = tuple(f"lora_config.{name}" for name in LIVE)
+
 PARTS: Mapping[str, Cost] = {
     "model_loading_config.model_id": "new",
     "batch.max_queued_requests": "live",
+    **dict.fromkeys(ADAPTERS, "live"),
     "experimental_configs.num_ingress_replicas": "gateway",
     "deployment_config.name": "new",
     "deployment_config.max_ongoing_requests": "live",

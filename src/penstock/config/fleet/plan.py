@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from penstock.config.schema.processing import own_deployment
 from penstock.config.schema.sections import BatchConfig, Nodes
 
 Action = Literal["added", "removed", "rolled", "scaled", "live", "unchanged"]
-_SECTIONS = ("deployment_config", "batch", "experimental_configs", "version")
+_SECTIONS = ("deployment_config", "batch", "experimental_configs", "version", "lora_config")
 """Fields whose parts cost something else each."""
 
 _UNITS = ("GPU", "CPU")
@@ -163,6 +163,8 @@ def _model(
     if not restarts and "new" not in costs:
         action = "scaled" if "scale" in costs else "live" if costs else "unchanged"
         return named(action, found)
+    if restarts and "roll" not in costs:  # a source has a login: it is part of the deployment
+        found = [replace(one, cost="roll") if one.path in changes.ADAPTERS else one for one in found]
     surge = _surge(new, replicas[0], needs, room) if restarts else 0
     return named("rolled", found, restarts, surge=surge, cuts=_cuts(new, replicas[0], surge))
 
@@ -173,7 +175,8 @@ def _changes(old: LLMConfig, new: LLMConfig, restarts: Sequence[str]) -> Iterato
     begins_or_ends = len({autoscaling(one.deployment_config) is None for one in (old, new)}) > 1
     for name in LLMConfig.model_fields:
         before, after = ({name: getattr(config, name)} for config in (old, new))
-        if name in _SECTIONS:
+        begins_or_stops = name == "lora_config" and None in (before[name], after[name])
+        if name in _SECTIONS and not begins_or_stops:
             before, after = _parts(name, before[name]), _parts(name, after[name])
         costs: Mapping[str, Cost] = {
             path: changes.cost_of(path, decodes=new.prefill is not None, autoscales=begins_or_ends)
@@ -183,7 +186,9 @@ def _changes(old: LLMConfig, new: LLMConfig, restarts: Sequence[str]) -> Iterato
 
 
 def _parts(name: str, value: Any) -> Mapping[str, Any]:
-    if name == "batch":
+    if name == "lora_config":
+        value = document(value or {}, unset=True)
+    elif name == "batch":
         value = document(value or BatchConfig(), unset=True)
     elif name == "version":
         value = document(value or {})

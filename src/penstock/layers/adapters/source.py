@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import copy
 import functools
 import inspect
 import logging
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 
 from penstock import sources
 from penstock.config import LLMConfig
-from penstock.config.schema.sections import ADAPTER_NAME
+from penstock.config.schema.sections import ADAPTER_NAME, LoraConfig
 from penstock.errors import DownloadFailed, Error, ModelNotFound, SourceNotFound
 
 log = logging.getLogger(__name__)
@@ -74,18 +75,34 @@ class Source:
 
     def __init__(self, config: LLMConfig, downloader: type[Downloader] | None = None) -> None:
         """config: one with a `lora_config`."""
-        assert config.lora_config is not None
-        self._config = config
-        self.lora = config.lora_config
-        self._downloader = (downloader or AdapterDownloader)(
-            download_timeout_s=self.lora.download_timeout_s, max_tries=self.lora.max_download_tries
-        )
-        self._stamp = getattr(self._downloader, "stamp", None)
+        self._kind = downloader or AdapterDownloader
+        self._configure(config)
         self._fetching = ThreadPoolExecutor(_FETCHES, "adapter-fetch")
         self._looking = ThreadPoolExecutor(_LOOKS, "adapter-look")
         self._naming = ThreadPoolExecutor(1, "adapter-names")
         self._listing = asyncio.Lock()
+
+    def _configure(self, config: LLMConfig) -> None:
+        assert config.lora_config is not None
+        self._config, self.lora = config, config.lora_config
+        self._downloader = self._kind(
+            download_timeout_s=self.lora.download_timeout_s, max_tries=self.lora.max_download_tries
+        )
+        self._stamp = getattr(self._downloader, "stamp", None)
         self._listed: tuple[float, list[str]] = (0.0, [])
+
+    def changed(self, lora: LoraConfig) -> Source:
+        """The same model's by another config, with the same threads: `close` one of them."""
+        other = copy.copy(self)
+        other._configure(self._config.model_copy(update={"lora_config": lora}))
+        return other
+
+    def origin(self, name: str) -> str:
+        """Where an adapter comes from; "" where only the downloader knows, and for one that is nowhere."""
+        try:
+            return _source(name, self._config)
+        except SourceNotFound:
+            return ""
 
     async def fetch(self, name: str) -> tuple[Path, str | None]:
         """Its folder and its stamp. Raises: ModelNotFound with the names available, DownloadFailed."""

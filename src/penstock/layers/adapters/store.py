@@ -7,17 +7,18 @@ whatever happens to its name meanwhile. Everything runs on one event loop.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.engine import Engine
-from penstock.errors import AdapterBroken, BadRequest, Error, ModelNotFound, Overloaded
+from penstock.errors import AdapterBroken, BadRequest, Error, ModelNotFound, Overloaded, SourceNotFound
 from penstock.layers.adapters.source import Source
 
 log = logging.getLogger(__name__)
@@ -32,11 +33,12 @@ _RETRY_AFTER_S = 5.0
 class Version:
     """One version of an adapter. users: requests that hold it, or wait for it.
 
-    has_slot: it has taken a slot in the engine.
+    origin: as `Source.origin` said. has_slot: it has taken a slot in the engine.
     """
 
     name: str
     key: str
+    origin: str
     users: int = 0
     loading: asyncio.Task[None] | None = None
     has_slot: bool = False
@@ -52,12 +54,11 @@ class Store:
         """changed: called when an adapter has been loaded or evicted."""
         self._engine = engine
         self._source = source
-        self._config = source.lora
-        self._limit = self._config.max_num_adapters_per_replica
+        self._limit = source.lora.max_num_adapters_per_replica
         self._changed = changed
         self._current: OrderedDict[str, Version] = OrderedDict()
         """The version that a new request gets; least recently used first."""
-        self._pinned: set[str] = set(self._config.pinned)
+        self._pinned: set[str] = set(source.lora.pinned)
         self._failures: dict[str, tuple[float, Error]] = {}
         self._refreshing: set[str] = set()
         self._numbers = itertools.count(1)
@@ -65,14 +66,18 @@ class Store:
         self._turn = asyncio.Lock()  # of those who want one
         self._wanted = False  # by somebody who waits for it
         self._freed = asyncio.Event()
+        self._changing = asyncio.Lock()  # held by a start, and by each change of sources
+        self._started = False
+        self._freshening: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Loads pinned adapters, lists all once, and starts to refresh them. Raises: what loading raises."""
-        self._spawn(self._source.check_listing())
-        await asyncio.gather(*map(self.load_adapter, self._config.pinned))
-        if self._config.refresh_interval_s is not None:
-            self._spawn(self._keep_fresh(self._config.refresh_interval_s))
+        async with self._changing:
+            self._spawn(self._source.check_listing())
+            await asyncio.gather(*map(self.load_adapter, self._source.lora.pinned))
+            self._started = True
+            self._begin_to_refresh()
 
     async def stop(self) -> None:
         """Cancels work in progress. The engine keeps its adapters."""
@@ -109,9 +114,13 @@ class Store:
         return version is not None and version.in_engine
 
     def stamp(self, name: str, key: str) -> str | None:
-        """Of the version that the engine knows as `key`; None once a newer one is in its place."""
+        """Of the version that the engine knows as `key`, equal for equal adapters. None once a newer one is
+        there, and where that cannot be known.
+        """
         version = self._current.get(name)
-        return version.stamp if version is not None and version.key == key else None
+        if version is None or version.key != key or not version.stamp:
+            return None
+        return hashlib.sha256(f"{version.origin} {version.stamp}".encode(errors="replace")).hexdigest()[:32]
 
     # -- for operators
 
@@ -132,6 +141,82 @@ class Store:
         if version := self._current.get(name):
             self._retire(version)
 
+    async def change(self, fields: Mapping[str, Any]) -> None:
+        """Takes over fields of `lora_config`, all but its number of adapters. What is loaded and comes from
+        elsewhere now is loaded anew beside the old version; what is pinned now is loaded.
+
+        Raises: BadRequest for a pin too many, what fetching raises: nothing has changed then. What loading
+        raises: the old version of that adapter stays, and all else has changed.
+        """
+        async with self._changing:
+            before = self._source.lora
+            lora = before.model_copy(update=fields)
+            source, pinned = self._source.changed(lora), self._pinned - {*before.pinned} | {*lora.pinned}
+            if len(pinned) > self._limit:
+                raise BadRequest(
+                    f"{len(pinned)} adapters are to be pinned, and a replica holds {self._limit}: pin fewer, "
+                    "unload some that were pinned by handle, or raise max_num_adapters_per_replica."
+                )
+            if self._started:
+                await self._check(source)
+            self._source, self._pinned = source, pinned
+            self._failures.clear()
+            if not self._started:
+                return
+            if lora.refresh_interval_s != before.refresh_interval_s:
+                self._begin_to_refresh()
+            if lora.dynamic_lora_loading_path != before.dynamic_lora_loading_path:
+                self._spawn(source.check_listing())
+            steps = (
+                *((self._renew, name) for name in self._current),
+                *((self.load_adapter, name) for name in lora.pinned),
+            )
+            errors = list[Error]()
+            for step, name in steps:
+                task = self._spawn(step(name))
+                try:
+                    await asyncio.shield(task)  # an engine is not interrupted while it loads
+                except Error as error:
+                    errors.append(error)
+            if errors:
+                raise errors[0]
+
+    async def _check(self, source: Source) -> None:
+        """Fetches what will be loaded from there, and looks at other adapters that are new or changed.
+
+        Raises: SourceNotFound, DownloadFailed.
+        """
+        lora, known = source.lora, self._source.lora.adapters
+
+        async def check(name: str, read: Callable[[str], Awaitable[object]]) -> None:
+            try:
+                await read(name)
+            except ModelNotFound as error:
+                if name in lora.adapters or name in lora.pinned:  # else it is unloaded
+                    why = error.__cause__ or error
+                    raise SourceNotFound(f"The adapter '{name}' is not there: {why}") from error
+
+        moved = {name for name, version in self._current.items() if version.origin != source.origin(name)}
+        loads = moved | {*lora.pinned} - self._current.keys()
+        others = {name for name, found in lora.adapters.items() if found != known.get(name)} - loads
+        await asyncio.gather(
+            *(check(name, source.fetch) for name in loads), *(check(name, source.stamp) for name in others)
+        )
+
+    async def _renew(self, name: str) -> None:
+        """Has an adapter that comes from elsewhere now replaced, or unloaded where it is no more."""
+        while (older := self._current.get(name)) and older.origin != self._source.origin(name):
+            if older.loading is not None:
+                await asyncio.wait({older.loading})
+                continue
+            newer = self._version(name)
+            try:
+                await self._bring(newer, self._take_spare_slot)
+            except ModelNotFound:
+                self._retire(older)
+            else:
+                self._replace(older, newer)
+
     def loaded(self) -> tuple[str, ...]:
         """Names of the loaded adapters, sorted."""
         return tuple(sorted(name for name, version in self._current.items() if version.in_engine))
@@ -151,7 +236,7 @@ class Store:
         return version
 
     def _version(self, name: str) -> Version:
-        return Version(name, f"{name}@{next(self._numbers)}")
+        return Version(name, f"{name}@{next(self._numbers)}", self._source.origin(name))
 
     async def _load(self, version: Version) -> None:
         try:
@@ -167,6 +252,7 @@ class Store:
     async def _bring(self, version: Version, take_slot: Callable[[Version], Awaitable[None]]) -> None:
         """Fetches it, takes a slot, and loads it there."""
         began = time.monotonic()
+        version.origin = self._source.origin(version.name)
         path, version.stamp = await self._source.fetch(version.name)
         fetched = time.monotonic()
         await take_slot(version)
@@ -286,6 +372,12 @@ class Store:
         self._freed.set()
 
     # -- refreshing
+
+    def _begin_to_refresh(self) -> None:
+        if self._freshening is not None:
+            self._freshening.cancel()
+        interval_s = self._source.lora.refresh_interval_s
+        self._freshening = None if interval_s is None else self._spawn(self._keep_fresh(interval_s))
 
     async def _keep_fresh(self, interval_s: float) -> None:
         while True:

@@ -6,6 +6,7 @@ A deployment of one replica. Replicas and gateways keep a link to it. Requests d
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ from penstock.serve.control.operations import CHANGES, SHIFT
 from penstock.serve.control.state import (
     NAME,
     TIMEOUT_S,
+    AdapterSources,
     DesiredState,
     Done,
     GatewayStatus,
@@ -76,7 +78,9 @@ class LLMControl:
             self._desired.connection, self._desired.changed.send, lambda text: self._fleet.remark(text)
         )
         self._gateways = Gateways(self._desired, app, self._canaries.states)
-        self._fleet = FleetVersions(self._desired.connection, app, self._gateways.faults, port)
+        self._fleet = FleetVersions(
+            self._desired.connection, app, self._gateways.faults, port, self._followers.adapters
+        )
         self._time_sharing = TimeSharing(self._desired, self._followers, self.perform)
         self._watching: asyncio.Task[None] | None = None
         self._looking = asyncio.create_task(self._canaries.watch())
@@ -84,6 +88,14 @@ class LLMControl:
         secret = Settings.read().webhook_secret
         self._webhook = Webhook(secret.get_secret_value() if secret is not None else "")
         self._listener = await PrivateListener.open(self._serve, NAME, node_id, node_host)
+
+    async def reconfigure(self, user_config: Mapping[str, Mapping[str, Any]]) -> None:
+        """Serve's hook: `live_adapters` by model, which replicas hear from here. One that Serve reconfigures
+        is not among those that it names to gateways meanwhile.
+        """
+        self._followers.set_adapters(
+            {model: AdapterSources(_digest(fields), fields) for model, fields in user_config.items()}
+        )
 
     async def close(self) -> None:
         """Ends the links."""
@@ -307,7 +319,7 @@ class LLMControl:
                 "weights": status.weights,
                 "desired": _shown(desired),
                 "reached": status.version >= desired.version and not status.error,
-                **({"error": status.error} if status.error else {}),
+                **({"error": error} if (error := status.error or status.adapters_fault) else {}),
             }
         return {"desired": _shown(self._desired.get(model)), "replicas": shown}
 
@@ -326,6 +338,10 @@ class LLMControl:
         if await self._gateways.is_app_ending():
             self._desired.remove()
         await self.close()
+
+
+def _digest(fields: Mapping[str, Any]) -> str:
+    return hashlib.sha256(msgspec.json.encode(fields, order="sorted")).hexdigest()[:16]
 
 
 def _changed(arguments: Mapping[str, Any], result: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ from ray.serve.exceptions import RayServeException
 from penstock import progress
 from penstock.config import LLMConfig, LLMServingArgs
 from penstock.config.derive.prefill import halves
+from penstock.config.fleet.changes import ADAPTERS
 from penstock.config.fleet.document import Document, StartSettings, document
 from penstock.config.fleet.plan import FleetPlan, plan
 from penstock.config.loading import keys_file
@@ -79,11 +80,14 @@ class FleetVersions:
         app: str,
         gateway_faults: Callable[[], Sequence[str]] = list[str],
         port: int | None = None,
+        adapters: Callable[[], tuple[Sequence[str], Sequence[str]]] = lambda: ((), ()),
     ) -> None:
         """database: control's own, which nobody else may read. app: the application's name. gateway_faults:
-        why gateways that run cannot take over the newest update. port: the gateway's own.
+        why gateways that run cannot take over the newest update. port: the gateway's own. adapters: as
+        `Followers.adapters`.
         """
-        self._database, self._app, self._gateway_faults = database, app, gateway_faults
+        self._database, self._app = database, app
+        self._gateway_faults, self._adapters = gateway_faults, adapters
         self._service = service_name(app, port)
         self._database.executescript(_TABLES)
         self._applying: asyncio.Task[None] | None = None
@@ -221,6 +225,8 @@ class FleetVersions:
             [] if newest.outcome != APPLYING else (await asyncio.to_thread(application.state, self._app))[1]
         )
         held_up = list(dict.fromkeys(map(reason, held_up)))
+        if newest.outcome == APPLYING:
+            held_up += [f"Replicas of '{model}' load adapters." for model in self._adapters()[0]]
         fleet = masked(self._document(newest.version))
         return {**msgspec.to_builtins(newest), "held_up": held_up, "fleet": fleet}
 
@@ -354,8 +360,13 @@ class FleetVersions:
                     log.info("Serve does not say how version %d gets on: %s", version, error)
                     continue
                 if status == "RUNNING":
-                    why = " ".join(self._gateway_faults())
-                    return self._end(version, f"{_NOT_TAKEN_OVER}{why}" if why else APPLIED)
+                    late, kept = self._adapters()
+                    if why := " ".join(self._gateway_faults()):
+                        return self._end(version, f"{_NOT_TAKEN_OVER}{why}")
+                    if kept:
+                        return self._end(version, f"failed: {' '.join(kept)}")
+                    if not late:
+                        return self._end(version, APPLIED)
                 if status == "DEPLOY_FAILED":
                     return self._end(version, f"failed: {reasons(messages)}")
         except Exception as error:  # Serve's and Ray's, of many kinds
@@ -374,8 +385,12 @@ class FleetVersions:
 
 
 def _not_here(found: FleetPlan, after: LLMServingArgs) -> list[str]:
-    """A sentence for each folder of a model to start that this machine, the only one, lacks."""
-    begun = {one.model for one in found.models if one.action in ("added", "rolled")}
+    """A sentence for each folder that a model reads now and that this machine, the only one, lacks."""
+    begun = {
+        one.model
+        for one in found.models
+        if one.action in ("added", "rolled") or any(change.path in ADAPTERS for change in one.changes)
+    }
     parts = [half for config in after.llm_configs if config.model_id in begun for half in halves(config)]
     return list(dict.fromkeys(text for config in parts for text in missing_folders(config)))
 

@@ -18,6 +18,7 @@ from penstock.serve.control.desired import DesiredStates, Signal
 from penstock.serve.control.state import (
     FOLLOW_S,
     GONE_S,
+    AdapterSources,
     Command,
     DesiredState,
     Outcome,
@@ -39,7 +40,11 @@ class Presence:
 
     @property
     def gone(self) -> bool:
-        return self._link is None and time.monotonic() - self.heard_at > GONE_S
+        return not self.has_link and time.monotonic() - self.heard_at > GONE_S
+
+    @property
+    def has_link(self) -> bool:
+        return self._link is not None
 
     async def updates(
         self, changed: Signal, due: Callable[[], _T], sending: Callable[[_T], None] = lambda update: None
@@ -96,6 +101,7 @@ class Followers:
 
     def __init__(self, desired: DesiredStates) -> None:
         self._desired = desired
+        self._adapters: Mapping[str, AdapterSources] = {}
         self._models: dict[str, dict[str, _Replica]] = {}
         self._numbers = itertools.count(time.time_ns())  # no earlier control has used them
         self._outcomes: dict[int, dict[str, Outcome]] = {}
@@ -115,13 +121,36 @@ class Followers:
         follower = self._models[model][replica]
 
         def due() -> Update:
-            return Update(self._due(model, follower.status), tuple(follower.commands))
+            status, adapters = follower.status, self._adapters.get(model)
+            if adapters is not None and adapters.id == status.adapters and not status.adapters_fault:
+                adapters = None
+            return Update(self._due(model, status), tuple(follower.commands), adapters)
 
         def sending(update: Update) -> None:
             follower.commands.clear()
             follower.sent_version = update.desired.version
 
         return follower.updates(self._desired.changed, due, sending)
+
+    def set_adapters(self, adapters: Mapping[str, AdapterSources]) -> None:
+        """By model, for all replicas that there are and will be."""
+        self._adapters = adapters
+        self._desired.changed.send()
+
+    def adapters(self) -> tuple[list[str], list[str]]:
+        """Models with a replica that has not tried yet to take their adapters over; why others cannot."""
+        late, faults = set[str](), set[str]()
+        for model, wanted in self._adapters.items():
+            for replica in self._models.get(model, {}).values():
+                status = replica.status
+                if not replica.has_link or status.actual == "starting":
+                    continue
+                if status.adapters != wanted.id:
+                    late.add(model)
+                elif status.adapters_fault:
+                    what = f"a replica of '{model}' keeps its adapters, and tries again"
+                    faults.add(f"{what}: {status.adapters_fault}")
+        return sorted(late), sorted(faults)
 
     def _due(self, model: str, status: ReplicaStatus) -> DesiredState:
         others = (self._models[model][one] for one in self.living(model) if one != status.replica)

@@ -53,6 +53,13 @@ class DesiredState(msgspec.Struct, frozen=True):
     application: str = ""
 
 
+class AdapterSources(msgspec.Struct, frozen=True):
+    """What replicas take over of `lora_config` while they run. id: equal for equal fields."""
+
+    id: str
+    fields: Mapping[str, Any]
+
+
 class SharingGroup(msgspec.Struct, frozen=True):
     """Models that share memory. max_awake: how many of them at a time. min_awake_s: seconds."""
 
@@ -67,6 +74,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, tag="replica"):
     desired: the last that it received, for a control that has lost it. idle_s: since its last request.
     role: what it is there for, such as "prefill"; "" for all of its model's work. unsupported: whether it
     failed because its engine lacks the operation. in_transition: whether it is still on the way to `actual`.
+    adapters: id of the `AdapterSources` that it has taken over, or failed to: then `adapters_fault`.
     """
 
     replica: str
@@ -81,6 +89,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, tag="replica"):
     unsupported: bool = False
     in_transition: bool = False
     model: str = ""
+    adapters: str = ""
+    adapters_fault: str = ""
 
 
 class RouteStatus(msgspec.Struct, frozen=True):
@@ -138,10 +148,11 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class Update(msgspec.Struct, frozen=True):
-    """What control sends to a replica."""
+    """What control sends to a replica. adapters: until it has taken them over; None for no change."""
 
     desired: DesiredState
     commands: tuple[Command, ...] = ()
+    adapters: AdapterSources | None = None
 
 
 class Routes(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from typing import Any
 from ray.serve import Application
 
 from penstock.config import GatewayConfig, LLMConfig
+from penstock.config.derive.adapters import without_live_adapters
 from penstock.config.derive.placement import resolved
 from penstock.config.derive.prefill import halves, prefill_name
 from penstock.config.derive.serve_options import for_replicas, runtime_env, without_secrets
@@ -89,7 +90,7 @@ class ModelDeployment:
         made_of = [self.server, scaled, bound, version.named_code(bound)]
         if arguments["gateway"] is None:
             bound = for_replicas(bound)
-            made_of[2] = bound.model_copy(update={"aliases": []})  # gateways say which there are
+            made_of[2] = without_live_adapters(bound).model_copy(update={"aliases": []})  # it is told of them
         handles = {"preprocessor", "prefill"} & arguments.keys()
         made_of += [sorted(handles), {name: arguments[name] for name in arguments.keys() - handles}]
         made = version.deployment(self.server, options, made_of)

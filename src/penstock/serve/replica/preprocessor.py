@@ -21,6 +21,7 @@ from ray.serve.exceptions import (
 from ray.serve.handle import DeploymentHandle
 
 from penstock.config import LLMConfig
+from penstock.config.derive.adapters import without_live_adapters
 from penstock.config.derive.serve_options import (
     deployment_name,
     for_replicas,
@@ -74,7 +75,8 @@ def application(config: LLMConfig) -> Application | None:
         actor["runtime_env"] = shown
     named = {"name": deployment_name(config.model_id, _NAME_PREFIX), "ray_actor_options": actor, **options}
     bound = for_replicas(config).with_secrets(secrets).model_copy(update={"aliases": []})
-    return version.deployment(Preprocessor, named, [bound, version.named_code(bound)]).bind(bound)
+    made_of = [without_live_adapters(bound), version.named_code(bound)]
+    return version.deployment(Preprocessor, named, made_of).bind(bound)
 
 
 class RemotePreprocessor:

@@ -21,6 +21,7 @@ from ray import serve
 from penstock.engine import Engine
 from penstock.engine_control import EngineControl, PauseMode, control_of
 from penstock.errors import Conflict, EngineStartFailed, Error, Unsupported
+from penstock.layers.adapters import Store
 from penstock.serve.control import operations
 from penstock.serve.control.link import ControlLink
 from penstock.serve.control.state import (
@@ -34,6 +35,7 @@ from penstock.serve.control.state import (
     Started,
     Update,
 )
+from penstock.serve.replica.adapter_changes import AdapterChanges
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +49,8 @@ _FIRST_S = 120.0
 class Reconciler:
     """Of one engine. Performs its operations one after the other.
 
-    tell: called when `actual` has changed. group: the models whose memory it shares. role: as in
-    `ReplicaStatus`. started: set once the engine has been started.
+    tell: called when `actual` has changed. group: the models whose memory it shares. store: of adapters, if
+    the model has some. role: as in `ReplicaStatus`. started: set once the engine has been started.
     """
 
     _engine: Engine
@@ -57,6 +59,7 @@ class Reconciler:
     _replica: str
     _group: SharingGroup | None = None
     _model: str = ""
+    _store: Store | None = None
     role: str = ""
     started: asyncio.Event = field(default_factory=asyncio.Event)
     _requested_at: float = field(default_factory=time.monotonic)
@@ -74,6 +77,9 @@ class Reconciler:
     _unsupported: bool = False
     _failed_at: float = 0.0
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+
+    def __post_init__(self) -> None:
+        self._adapters = AdapterChanges(self._store, self._report)
 
     @property
     def _control(self) -> EngineControl:
@@ -107,6 +113,7 @@ class Reconciler:
         """
         try:
             desired = await self._first(link) if link is not None else DesiredState()
+            await self._adapters.settled()  # before the engine loads those that are pinned
             if not desired.sleep:
                 await self._start()
                 try:
@@ -129,6 +136,8 @@ class Reconciler:
 
         def received(update: Update) -> None:
             self._latest = update.desired
+            if update.adapters is not None:
+                self._adapters.received(update.adapters)
             first.set()
             for command in update.commands:
                 task = asyncio.create_task(self._run(command, link))
@@ -148,6 +157,7 @@ class Reconciler:
 
     def close(self) -> None:
         """Stops following, and what control has asked for."""
+        self._adapters.close()
         for task in (self._following, self._reconciling, *self._tasks):
             if task is not None:
                 task.cancel()
@@ -234,6 +244,8 @@ class Reconciler:
             unsupported=self._unsupported,
             in_transition=self._transition is not None,
             model=self._model,
+            adapters=self._adapters.tried,
+            adapters_fault=self._adapters.fault,
         )
 
     # -- operations

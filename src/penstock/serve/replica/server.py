@@ -155,14 +155,15 @@ class LLMServer:
         self._prefill_client: PrefillClient | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.engine: Engine = (engine_cls or engine_class(llm_config))(llm_config)
-        sharing = llm_config.on_demand
-        group = SharingGroup(sharing.group, sharing.awake, sharing.min_awake_s) if sharing else None
-        self.reconciler = Reconciler(
-            self.engine, self._start_engine, self._notify_links, self._id, group, llm_config.model_id
-        )
         self._adapters: Store | None = None
         if llm_config.lora_config is not None:
             self._adapters = Store(self.engine, Source(llm_config, downloader), self._notify_links)
+        sharing = llm_config.on_demand
+        group = SharingGroup(sharing.group, sharing.awake, sharing.min_awake_s) if sharing else None
+        self.reconciler = Reconciler(
+            *(self.engine, self._start_engine, self._notify_links, self._id, group, llm_config.model_id),
+            self._adapters,
+        )
         self._turns = Turns(BatchShare(self.engine.load, targets(llm_config), time.monotonic))
         self._handle_api = HandleAPI(
             llm_config, self.engine, self._adapters, self._turns, self._admit, lambda: self._app()

@@ -30,6 +30,7 @@ from ray.serve import Deployment
 
 from penstock import __version__
 from penstock.config import LLMConfig
+from penstock.config.derive.adapters import without_live_adapters
 from penstock.errors import ConfigError
 from penstock.serve.control import application
 
@@ -92,7 +93,7 @@ def versioned(made: Deployment, made_of: Sequence[Any]) -> Deployment:
 
 def of_answers(config: LLMConfig) -> str:
     """Equal in replicas that give the same answers; "" for a config that cannot be compared."""
-    config = config.canonical
+    config = without_live_adapters(config.canonical)
     fields = {name: getattr(config, name) for name in type(config).model_fields if name not in _BESIDE}
     try:
         return hashed([fields, named_code(config)])

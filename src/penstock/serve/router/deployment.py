@@ -15,6 +15,7 @@ from ray.serve import Application
 
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.config.derive import names
+from penstock.config.derive.adapters import live_adapters
 from penstock.config.derive.serve_options import ROUTER
 from penstock.config.derive.server_class import server_class
 from penstock.config.messages.problems import config_error
@@ -125,10 +126,12 @@ class RouterDeployment:
         changing, made_of = ({"user_config": told}, []) if told is not None else ({}, [live])
         policies = {version.source(config.routing_policy) for config in configs}
         made_of += [sorted(policies), gateway.port, gateway.log_format]
+        adapters = {model.model_id: found for model in configs if (found := live_adapters(model)) is not None}
+        control = {**_CONTROL, "user_config": adapters}
         bound: dict[str, Any] = {
             "servers": applications,
             "live": live,
-            "control": deployment(LLMControl, _CONTROL, [gateway.port]).bind(gateway.port),
+            "control": deployment(LLMControl, control, [gateway.port]).bind(gateway.port),
             "prefill": prefill,
         }
         if jobs is not None:
