@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,9 @@ class Service:
                 found[line.removeprefix(TITLE).split()[0].partition(".")[0]] = process.pid
         return found
 
-    def ask(self, model: str) -> httpx.Response:
-        return httpx.post(f"{self.url}/v1/completions", json={"model": model, "prompt": "hello"}, timeout=60)
+    def ask(self, model: str, **more: Any) -> httpx.Response:
+        asked = {"model": model, "prompt": "hello", **more}
+        return httpx.post(f"{self.url}/v1/completions", json=asked, timeout=60)
 
     def newest(self) -> dict[str, Any]:
         try:
@@ -230,7 +232,10 @@ def test_adapters_are_changed_where_they_run(service: Service, tmp_path: Path):
     before = service.pids()
     file = service.write(**lora(legal=two, tax=one))
     assert "lora_config.adapters" in service.run("plan", file)
-    assert "applied" in service.run("apply", file)
+    with ThreadPoolExecutor() as threads:
+        stream = threads.submit(service.ask, "a:legal", max_tokens=800, ignore_eos=True, stream=True)
+        assert "applied" in service.run("apply", file)
+    assert stream.result().text.count('"text"') >= 800
     assert service.ask("a:tax").status_code == 200
     wait_until(lambda: listed() >= {"a:legal", "a:tax"}, 20)
     said = service.run("apply", service.write(**lora(legal=late)), code=1)
