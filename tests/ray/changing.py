@@ -44,7 +44,7 @@ def document(fleet: Fleet) -> dict[str, Any]:
     """As in the file. The next model stands in for each that cannot answer."""
     following = [*list(fleet["models"])[1:], None]
     models = [
-        {"model_loading_config": {"model_id": name}, "llm_engine": "sim", **fields}
+        {"model_loading_config": {"model_id": name}, "llm_engine": "sim", "lora_config": {}, **fields}
         | ({"fallbacks": [next_one]} if next_one else {})
         for (name, fields), next_one in zip(fleet["models"].items(), following, strict=True)
     ]
@@ -87,6 +87,8 @@ def change(kind: str, fleet: Fleet, rng: random.Random, number: int) -> Fleet:
             limits = [fields.setdefault("deployment_config", {}), fields.setdefault("batch", {})]
             rng.choice(limits)["max_queued_requests"] = 50 + number
             gateway["max_body_bytes"] = 10_000 + number
+        case "adapters":
+            fields["lora_config"] = {"refresh_interval_s": 60.0 + number}
         case "key":
             others = [one for one in gateway["keys"][1:] if rng.random() < 0.5]
             new = {"tenant": "t", "name": f"k{number}", "key": f"another-key-of-the-tests-{number}"}
@@ -118,7 +120,7 @@ def change(kind: str, fleet: Fleet, rng: random.Random, number: int) -> Fleet:
     return after
 
 
-LIVE = ("alias", "limit", "key", "weight")
+LIVE = ("alias", "limit", "adapters", "key", "weight")
 ALL = (*LIVE, "more", "less", "replicas", "argument")
 SPECIAL = ("faulty", "gateway", "cannot start", "rollback", "twice")
 FAULTS: Sequence[dict[str, Any]] = (

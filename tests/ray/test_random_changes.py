@@ -13,5 +13,5 @@ from tests.ray.changing import ALL, random_changes
 @pytest.mark.parity("X27")
 def test_a_changed_fleet_is_its_file_and_loses_no_request(tmp_path: Path):
     kinds = random.Random(1).sample(["faulty", *ALL], len(ALL) + 1)
-    ends = random_changes(tmp_path, kinds, ["", "LLMControl", "", "", "LLMRouter", *4 * [""]], seed=1)
+    ends = random_changes(tmp_path, kinds, ["", "LLMControl", "", "", "LLMRouter", *5 * [""]], seed=1)
     assert ends[""] > 50
