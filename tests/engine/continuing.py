@@ -82,7 +82,9 @@ PLAIN: dict[str, Kind] = {
     "two choices": (CHAT, SUM | HOT | USAGE | {"n": 2, "seed": 12, "max_tokens": 30}),
     "two choices, one ends early": (
         COMPLETIONS,
-        TEXT | HOT | {"n": 2, "seed": 33, "stop": ["zzq"], "stop_token_ids": list(range(300, 360))},
+        TEXT
+        | HOT
+        | {"n": 2, "seed": 33, "min_tokens": 8, "stop": ["zzq"], "stop_token_ids": list(range(300, 360))},
     ),
     "logprobs": (
         CHAT,
