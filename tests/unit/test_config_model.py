@@ -13,6 +13,7 @@ import penstock.config
 from penstock.config import GatewayConfig, LLMConfig, LoraConfig, ModelLoadingConfig
 from penstock.config.derive.server_class import server_class
 from penstock.config.messages.problems import warn_once
+from penstock.config.messages.redact import masked
 from penstock.config.schema.strict import StrictModel
 from penstock.errors import ConfigError
 
@@ -282,6 +283,11 @@ def test_the_signature_of_a_url_is_masked():
     read = config(lora_config={"adapters": {"a": source}})
     assert "pw_" not in repr(read)
     assert "files.example/m?se=2026" in repr(read)
+
+
+def test_the_file_of_a_certificates_key_is_shown():
+    tls = {"cert": "a.pem", "key": "b.pem"}
+    assert masked({"tls": tls, "key": "abc"}) == {"tls": tls, "key": "*" * 10}
 
 
 @pytest.mark.parity("S6")

@@ -28,8 +28,10 @@ def masked(value: Any) -> Any:
     """`value` with stars in place of what has a secret-looking name, and of logins and signatures in URLs."""
     if isinstance(value, dict):
         entries = typing.cast("dict[Any, Any]", value)
+        shown = {"key"} if "cert" in entries else set[str]()  # a file beside the certificate's
         return {
-            k: STARS if is_secret(str(k)) and v and v is not True else masked(v) for k, v in entries.items()
+            k: STARS if is_secret(str(k)) and v and v is not True and k not in shown else masked(v)
+            for k, v in entries.items()
         }
     if isinstance(value, list):
         return [masked(item) for item in typing.cast("list[Any]", value)]
