@@ -130,13 +130,17 @@ class Listener:
         """So that a gateway can have them continued where this process dies."""
         while True:
             await asyncio.sleep(_HAND_OVER_S)
-            for response in self.open_requests.values():
-                try:
-                    response.hand_over()
-                except Exception:
-                    log.exception(
-                        "an answer's tokens could not be handed over; if this process dies, it begins anew"
-                    )
+            self._hand_over_now()
+
+    def _hand_over_now(self) -> None:
+        """Not in `_hand_over`, whose variables would hold the last response and request until the next."""
+        for response in self.open_requests.values():
+            try:
+                response.hand_over()
+            except Exception:
+                log.exception(
+                    "an answer's tokens could not be handed over; if this process dies, it begins anew"
+                )
 
     def _end_links(self) -> None:
         """Every gateway takes this replica for dead."""
