@@ -288,13 +288,15 @@ async def test_an_adapter_that_is_loaded_while_the_model_sleeps_answers_when_it_
 async def test_an_adapter_that_the_engine_has_lost_is_loaded_anew(replica: Adapted):
     shutil.copytree(replica.folder / "pirate", replica.folder / "lost")
     assert await replica.answer("Hello!", "lost") == ANSWERS["pirate"]["Hello!"]
-    lost = replica.store._current["lost"]
-    replica.store._refreshing.add("lost")  # else the store may see it before the request does
+    store = replica.store
+    lost = store._current["lost"]
+    store._freshening.cancel()  # else the store may see it before the request does
+    await asyncio.wait({*store._tasks})
     forgotten = replica.engine._adapters._forget(lost.key)
     await replica.engine._llm.remove_lora(forgotten.lora_int_id)
     refused = await replica.chat("Hello!", "lost")
     assert refused.status_code == 404
     assert refused.json()["error"]["message"] == "The adapter 'lost' is not loaded."
-    replica.store._refreshing.discard("lost")
-    await until(lambda: replica.store._current.get("lost") is not lost)
+    store._begin_to_refresh()
+    await until(lambda: store._current.get("lost") is not lost)
     assert await replica.answer("Hello!", "lost") == ANSWERS["pirate"]["Hello!"]
