@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from backend_contract import CHAT, COMPLETIONS, row
 from borrowed import Borrowed, lent
-from enginetest import ALIAS, MODEL_ID, Served, serve, vllm_config, vllm_config_with_small_cache
+from enginetest import ALIAS, MODEL_ID, Served, vllm_config
 from tests.waiting import until
 
 from penstock.data.backends.in_process import InProcessEngine
@@ -132,14 +132,6 @@ async def backend(engine: Borrowed) -> InProcessEngine:
         own = InProcessEngine(vllm_config())
         await own.start()
     return own
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def demo() -> AsyncIterator[Served]:
-    """In float32: in bfloat16 a near tie of a sampled token falls by what else is in its batch."""
-    config = vllm_config_with_small_cache(dtype="float32", enable_prompt_tokens_details=True)
-    async with serve(config) as served:
-        yield served
 
 
 @pytest_asyncio.fixture(loop_scope="session")
