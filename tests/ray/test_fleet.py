@@ -284,7 +284,6 @@ def test_a_canary_beside_a_model_is_taken_back_and_stays_back(service: Service):
     }
 
 
-@pytest.mark.full  # two services: the room itself has tests with a folder and a bucket
 def test_a_fleet_whose_service_was_killed_comes_back_from_its_storage(tmp_path: Path):
     file, storage = tmp_path / "fleet.yaml", str(tmp_path / "jobs")
 
