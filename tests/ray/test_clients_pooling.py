@@ -165,8 +165,8 @@ def test_the_pages_lines_are_answered(urls: dict[str, str], tmp_path: Path) -> N
 
 def test_the_program_of_the_page(urls: dict[str, str], cluster: Cluster, tmp_path: Path) -> None:
     page = Page("docs/serve/handles.md", replaced={'"default"': f'"{APPLICATION}"'})
-    (printed,) = page.run(tmp_path, 0, RAY_ADDRESS=cluster.address)
-    assert "the bank pays interest" in printed
+    printed = page.run(tmp_path, 0, RAY_ADDRESS=cluster.address)
+    assert any("the bank pays interest" in text for text in printed)
 
 
 @by_serve

@@ -76,7 +76,7 @@ def program(folder: Path, text: str, **environment: str) -> subprocess.Completed
 
 def test_on_a_cluster_of_others_it_ends_its_own_service_only(tmp_path: Path, cluster: Cluster, toy: str):
     done = program(tmp_path, SIMULATED, RAY_ADDRESS=cluster.address)
-    assert done.stdout == "here\n", done.stderr
+    assert "here" in done.stdout.splitlines(), done.stderr  # Ray may warn there of a busy cluster
     found = ray_serve.status().applications
     assert (found[toy].status, "of-a-program" in found) == ("RUNNING", False)
 
