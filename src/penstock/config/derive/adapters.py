@@ -1,4 +1,7 @@
-"""What of a model's `lora_config` its replicas take over while they run."""
+"""What of a model's `lora_config` its replicas take over while they run.
+
+Control is given it, and passes it on; the version of the model's deployment leaves it out.
+"""
 
 from __future__ import annotations
 

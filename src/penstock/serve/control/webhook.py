@@ -1,4 +1,7 @@
-"""Tells a URL of tenants' usage and budgets, as Standard Webhooks are: signed, and until it has them."""
+"""Tells a URL of tenants' usage and budgets, as Standard Webhooks are: signed, and until it has them.
+
+Settlements of gateways bring the URL; what there is to tell stands in the usage store.
+"""
 
 from __future__ import annotations
 

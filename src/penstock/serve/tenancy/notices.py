@@ -1,4 +1,7 @@
-"""What a webhook has yet to be told: usage that has changed, and budgets whose lines were reached."""
+"""What a webhook has yet to be told: usage that has changed, and budgets whose lines were reached.
+
+The usage store adds to it with each settlement; control's webhook takes from it.
+"""
 
 from __future__ import annotations
 
