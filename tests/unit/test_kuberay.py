@@ -216,6 +216,22 @@ def test_variables_become_references_to_the_secret(command, monkeypatch):
     assert "MY_TOKEN: ${MY_TOKEN}" in text
 
 
+def test_a_webhooks_secret_comes_from_the_secret(command, capsys):
+    tenants = {
+        "keys": [{"tenant": "search", "name": "ci", "hash": f"sha256:{'0' * 64}"}],
+        "keys_file": "/etc/keys.yaml",
+        "webhook": "https://billing.example.com",
+    }
+    (container,) = groups(command({"llm_configs": [SIM], "gateway": tenants}))[0]["template"]["spec"][
+        "containers"
+    ]
+    (found,) = [each for each in container["env"] if each["name"] == "PENSTOCK_WEBHOOK_SECRET"]
+    assert found["valueFrom"]["secretKeyRef"]["optional"]
+    said = capsys.readouterr().err
+    assert "--from-literal=PENSTOCK_WEBHOOK_SECRET=..." in said
+    assert "gateway.keys_file '/etc/keys.yaml' must be in the image" in said
+
+
 @pytest.mark.parametrize(
     "secret",
     [

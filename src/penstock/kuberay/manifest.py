@@ -60,7 +60,9 @@ def _ray_service(serving: LLMServingArgs, site: Site, groups: Sequence[WorkerGro
         accelerator="cpu" if Settings.read().accelerator == "cpu" else None,
         log_format=log_format if log_format != "text" else None,
     )
-    environment += secrets.variables_of_pods(secrets.referenced(serving.llm_configs), site.secret)
+    environment += secrets.variables_of_pods(
+        secrets.referenced(serving.llm_configs), serving.gateway, site.secret
+    )
     # Ray's nodes must have one Python and one Ray.
     image = site.image or (GPU_IMAGE if any(group.gpus for group in groups) else CPU_IMAGE)
     shared: dict[str, Any] = {"image": image, "env": environment, "port": port}
@@ -193,11 +195,13 @@ _Dumper.add_representer(str, _text)
 def notes(serving: LLMServingArgs, site: Site) -> list[str]:
     """What a person must know or do before the manifest is applied, a sentence each."""
     names = dict.fromkeys([secrets.API_KEY, *secrets.referenced(serving.llm_configs)])
+    if serving.gateway.webhook:
+        names[secrets.WEBHOOK_SECRET] = None
     if site.redis:
         names[secrets.REDIS_PASSWORD] = None
     literals = " ".join(f"--from-literal={name}=..." for name in names)
     return [
-        *_not_in_pods(serving.llm_configs),
+        *_not_in_pods(serving),
         *_without_nodes(worker_groups(serving.llm_configs, site.gpus_per_node), site),
         f"First: kubectl create secret generic {site.secret} {literals}",
     ]
@@ -213,18 +217,23 @@ def _without_nodes(groups: Sequence[WorkerGroup], site: Site) -> list[str]:
     ]
 
 
-def _not_in_pods(configs: Sequence[LLMConfig]) -> list[str]:
+def _not_in_pods(serving: LLMServingArgs) -> list[str]:
     """What is found on this machine, and in a pod only if someone puts it there."""
-    return [
-        f"{config.location}: {field} {value!r} must be in the image, or on the volume below {_DATA}."
-        for config in configs
+    named = [
+        (f"{config.location}: {field}", value)
+        for config in serving.llm_configs
         for field, value in (
             ("model_source", config.model_loading_config.model_source),
             ("preprocessor", config.preprocessor),
             ("postprocessor", config.postprocessor),
             ("server_cls", config.server_cls),
         )
-        if isinstance(value, str)
-        and (field != "model_source" or value.startswith(_PATHS))
-        and not value.startswith(f"{_DATA}/")
+        if isinstance(value, str) and (field != "model_source" or value.startswith(_PATHS))
+    ]
+    if serving.gateway.keys_file is not None:
+        named.append(("gateway.keys_file", str(serving.gateway.keys_file)))
+    return [
+        f"{field} {value!r} must be in the image, or on the volume below {_DATA}."
+        for field, value in named
+        if not value.startswith(f"{_DATA}/")
     ]

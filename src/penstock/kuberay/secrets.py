@@ -11,6 +11,7 @@ from penstock.config.messages.problems import config_error
 from penstock.config.messages.redact import parted
 
 API_KEY, ADMIN_KEY, HUB_TOKEN = "PENSTOCK_API_KEY", "PENSTOCK_ADMIN_KEY", "HF_TOKEN"
+WEBHOOK_SECRET = "PENSTOCK_WEBHOOK_SECRET"
 REDIS_PASSWORD = "REDIS_PASSWORD"
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 
@@ -43,10 +44,11 @@ def refuse_values(configs: Sequence[LLMConfig], gateway: GatewayConfig, secret: 
         raise config_error(dict.fromkeys(problems))
 
 
-def variables_of_pods(names: Sequence[str], secret: str) -> list[dict[str, Any]]:
+def variables_of_pods(names: Sequence[str], gateway: GatewayConfig, secret: str) -> list[dict[str, Any]]:
     """Environment of a container: the gateway's key and `names` must be in the Secret, the others may be."""
     required = [API_KEY, *(name for name in names if name not in (API_KEY, ADMIN_KEY))]
-    optional = [name for name in (ADMIN_KEY, HUB_TOKEN) if name not in required]
+    others = (ADMIN_KEY, HUB_TOKEN, *([WEBHOOK_SECRET] if gateway.webhook else []))
+    optional = [name for name in others if name not in required]
     keys: list[dict[str, Any]] = [{"name": secret, "key": name} for name in required]
     keys += [{"name": secret, "key": name, "optional": True} for name in optional]
     return [{"name": key["key"], "valueFrom": {"secretKeyRef": key}} for key in keys]

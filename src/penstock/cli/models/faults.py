@@ -20,6 +20,7 @@ from penstock.config.loading import keys_file, yaml_source
 from penstock.config.loading.serving_args import FORMS, PREFILL
 from penstock.config.messages.location import Location
 from penstock.config.messages.problems import ErrorCollector, unknown
+from penstock.config.schema.env_vars import are_references_kept
 from penstock.config.schema.routing import POLICIES
 from penstock.config.schema.strict import RootConfig
 from penstock.engines import callback
@@ -73,9 +74,9 @@ def faults_of_gateway(gateway: GatewayConfig, where: Location, configs: Sequence
     configs: all models; empty where not all are known.
     """
     found = ErrorCollector()
-    if gateway.keys_file is not None:
+    if (file := gateway.keys_file) is not None and (Path(file).exists() or not are_references_kept()):
         with found.collecting(where / "keys_file"):
-            keys_file.load(gateway.keys_file)
+            keys_file.load(file)
     if gateway.tls is not None:
         from penstock.serve.http.tls import Certificate
 

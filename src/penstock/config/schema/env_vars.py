@@ -26,6 +26,11 @@ def references_kept() -> Generator[None]:
         _kept.reset(token)
 
 
+def are_references_kept() -> bool:
+    """Whether what the configs name need not be on this machine."""
+    return _kept.get()
+
+
 def with_variables(runtime_env: Mapping[str, Any]) -> dict[str, Any]:
     """The same with each value `${NAME}` of its `env_vars` replaced by the variable's value.
 
