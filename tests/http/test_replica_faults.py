@@ -17,12 +17,19 @@ from served import NODE, Served, chat, until
 from penstock.engine import Load
 from penstock.openai.response_items import new_id
 from penstock.serve.fleet.replica import Replica
+from penstock.serve.gateway import relay
 from penstock.serve.http import direct_writer
 from penstock.serve.replica.inbound.listener import Listener
 from penstock.serve.replica.inbound.status_link import StatusSource
 from penstock.transport import link
 
 CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(autouse=True)
+def each_death_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also that of a replica which fails right after another one."""
+    monkeypatch.setattr(relay, "TOGETHER_S", 0.0)
 
 
 Fault = Callable[["Faulty", Any], bool]

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from served import Replica, Served, chat, until
 
+from penstock.serve.gateway import relay
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.replica.inbound import listener
 from penstock.transport import continuation
@@ -262,7 +263,34 @@ async def test_a_process_that_ends_or_hangs_changes_nothing(served: Served, sign
         doomed.kill()
 
 
-async def test_the_second_failure_ends_a_stream(served: Served):
+@pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGSTOP, "engine dies"])
+async def test_replicas_that_fail_together_end_nothing(served: Served, way: int | str):
+    """As when a node is lost: what was begun, computed or just being sent there goes on at the one left."""
+    await served.gateway("m")
+    slowly = SLOWLY | {"step_base_ms": 15, "reply": 4 * TEXT}
+    doomed = [await (served.replica if way == "engine dies" else served.process)(**slowly) for _ in range(3)]
+
+    async def whole(http: httpx.AsyncClient, stream: bool) -> bool:
+        answer = await http.post("/v1/chat/completions", json=chat(stream=stream))
+        return answer.status_code == 200 and (not stream or "[DONE]" in answer.text)
+
+    async with served.http() as http:
+        asking = [asyncio.create_task(whole(http, n % 2 == 0)) for n in range(48)]
+        await until(lambda: all(one.in_flight >= 12 for one in served.table))
+        await asyncio.sleep(0.3)
+        asking += [asyncio.create_task(whole(http, n % 2 == 0)) for n in range(12)]
+        await served.replica(**slowly)
+        for one in doomed:
+            if isinstance(one, Replica):
+                one.engine.die("killed")
+            else:
+                os.kill(one.process.pid, int(way))
+        assert all(await asyncio.gather(*asking))
+        assert (await figures(http))["continued"] > 0
+
+
+async def test_the_second_failure_ends_a_stream(served: Served, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(relay, "TOGETHER_S", 0.0)
     await served.gateway("m")
     async with served.http() as http:
         doomed = [await served.replica(die_after_tokens=4, **SLOWLY) for _ in range(3)]
@@ -355,12 +383,12 @@ async def test_records_over_their_limit_are_forgotten(served: Served, monkeypatc
 async def test_bodies_of_streams_make_room_for_new_requests(served: Served):
     await served.gateway("m", max_bodies_bytes=3000)
     async with served.http() as http:
-        doomed = await served.replica(**SLOWLY)
-        asking = asyncio.create_task(cut(served, http, "chat", (14, dies, doomed)))
+        doomed = await served.replica(**SLOWLY | {"reply": 99 * TEXT})
+        asking = asyncio.create_task(answer(http, "chat"))
         await until(lambda: served._gateway._bodies.spare)
-        assert (
-            await http.post("/v1/chat/completions", json=chat("x" * 2900, max_tokens=1))
-        ).status_code == 200
+        large = await http.post("/v1/chat/completions", json=chat("x" * 2900, max_tokens=1))
+        assert large.status_code == 200
+        doomed.engine.die("killed")
         assert error_of(await asking)["code"] == "engine_dead"
         assert await figures(http) == {"cut memory": 1}
 

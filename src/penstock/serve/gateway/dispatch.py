@@ -244,6 +244,8 @@ class Dispatch:
 
     async def _lease(self, queue: AdmissionQueue, stream: OpenStream, patient: bool) -> Lease:
         request, tried, reply = stream.request, stream.tried, stream.reply
+        if stream.hold_s:
+            await asyncio.sleep(stream.hold_s)
         if reply.started:  # no fallback can go on with it
             is_replaced = any(one.serves != tried.serves for one in self._table.ready(stream.model_id))
             patient = (patient or reply.has_fallback) and not is_replaced

@@ -8,6 +8,7 @@ and some go on at another replica then: `OpenStream` is what is kept for that.
 from __future__ import annotations
 
 import logging
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -29,6 +30,11 @@ log = logging.getLogger(__name__)
 
 MOST_DEATHS = 2
 """Crashes after which a request gives up: beyond this, the request itself is the likely cause."""
+
+TOGETHER_S = 1.5
+"""Replicas that fail within this time have one cause, such as their node, and once that is not
+the request. The links of a node fall silent within the time between two reports.
+"""
 
 _CONTINUED = (b"x-penstock-continued", b"1")
 """Header of an answer with which a second replica went on. Of a stream it would come too late."""
@@ -86,7 +92,8 @@ class OpenStream:
     """One response. asked: what replicas are picked by. tried: those that failed it.
 
     connection: to the replica that gives it. lease: of the replica to which it moves. given: the tokens with
-    which that replica has to go on.
+    which that replica has to go on. deaths: replicas that failed while they worked on it; once, two that did
+    so together are one. hold_s: how long to wait before the next one is picked.
     """
 
     request: UpstreamRequest
@@ -96,12 +103,15 @@ class OpenStream:
     record: StreamRecord
     metrics: GatewayMetrics
     deaths: int = 0
+    hold_s: float = 0.0
     tried: Tried = field(default_factory=Tried)
     events: Events = field(default_factory=Events)
     connection: ReplicaConnection | None = None
     lease: Lease | None = None
     given: bytes = b""
     _tokens: int = 0
+    _died_at: float | None = None
+    _spared: bool = False
 
     @property
     def lost(self) -> str:
@@ -117,7 +127,9 @@ class OpenStream:
 
         Raises: EngineDead.
         """
-        self.deaths += died
+        self.hold_s = 0.0
+        if died:
+            self._count_death(time.monotonic())
         self.tried.add(replica, refused and self.reply.started)
         if not self.reply.started:
             self._tokens = self.record.tokens() if self.record.is_handed_over else 0
@@ -133,6 +145,13 @@ class OpenStream:
         self.tried.serves = self.record.serves
         self._tokens = self.record.tokens()
 
+    def _count_death(self, now: float) -> None:
+        before, self._died_at = self._died_at, now
+        if before is None or self._spared or now - before >= TOGETHER_S:
+            self.deaths += 1
+        else:  # whatever else died of it is known a little later
+            self._spared, self.hold_s = True, TOGETHER_S
+
     def end(self, lost: str, why: Exception) -> EngineDead:
         """The error that ends it, counted by its reason."""
         if self.reply.streaming:
@@ -140,8 +159,8 @@ class OpenStream:
             log.info("the stream of request %s does not go on (%s): %s", self.request.id, lost, why)
         if lost == "deaths":
             return EngineDead(
-                f"{self.deaths} replicas failed while they worked on this request; it is not tried again. It "
-                "may be what ends them: look into their logs before you send it again.",
+                f"{self.deaths + self._spared} replicas failed while they worked on this request; it is not "
+                "tried again. It may be what ends them: look into their logs before you send it again.",
                 should_retry="false",
             )
         return EngineDead(
