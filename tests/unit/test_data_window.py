@@ -205,6 +205,21 @@ async def test_any_number_of_deaths_with_answers_between_them_is_borne():
     assert {(outcome.state, outcome.deaths) for outcome in outcomes} == {("ok", 1)}
 
 
+async def test_engines_that_die_together_are_no_rows_fault():
+    class Node(Obedient):
+        lost_at: float | None = None
+
+        async def _answer(self, word: str, death: asyncio.Future[None]) -> Response:
+            now = asyncio.get_running_loop().time()
+            self.lost_at = self.lost_at or now
+            if now < self.lost_at + 0.1:
+                raise EngineDead("Its node is lost.")
+            return await super()._answer(word, death)
+
+    (outcome,) = await ended(Node(), "row", retry_policy=RetryPolicy(initial_backoff_s=0.1))
+    assert (outcome.state, outcome.deaths) == ("ok", 2)
+
+
 @pytest.mark.parametrize("words", [(), ("fine",)])
 async def test_an_engine_that_dies_of_everything_is_given_up(words: tuple[str, ...]):
     class Broken(Obedient):

@@ -220,6 +220,8 @@ class Window:
         self._release(row)
         if self._restart is not None:
             await asyncio.shield(self._restart)
+        if 1 < row.deaths < self.retry_policy.max_deaths:  # a lost node's engines are not all known at once
+            await asyncio.sleep(self.retry_policy.backoff_s(row.deaths + 1))
 
     async def _restart_backend(self, death: EngineDead) -> None:
         try:
