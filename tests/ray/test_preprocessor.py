@@ -214,10 +214,10 @@ def test_a_killed_replica_loses_no_request(url):
     assert len(answer.json()["choices"][0]["message"]["content"].split()) == 5
 
 
-def test_a_request_that_kills_two_replicas_is_given_up(url):
+def test_a_request_that_kills_three_replicas_is_given_up(url):
     answer = ask(url, "die always")
     assert answer.status_code == 500
-    assert "2 replicas" in answer.json()["error"]["message"]
+    assert "3 replicas" in answer.json()["error"]["message"]
     assert ask(url, "hello again").status_code == 200
 
 

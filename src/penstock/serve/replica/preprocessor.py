@@ -37,8 +37,9 @@ from penstock.serve.replica import environment, tensor_serialization, version
 log = logging.getLogger(__name__)
 
 _NAME_PREFIX = "Preprocessor:"
-_MOST_DEATHS = 2
-"""Replicas that may die at one request before it fails, as in `dispatch`."""
+_MOST_DEATHS = 3
+"""Replicas that may die at one request before it fails: two of them may have died together."""
+_TOGETHER_S = 1.5
 _RETRY_AFTER_S = 1.0
 
 
@@ -80,7 +81,7 @@ def application(config: LLMConfig) -> Application | None:
 
 
 class RemotePreprocessor:
-    """Calls the deployment as one calls a hook; retries once if a replica dies."""
+    """Calls the deployment as one calls a hook; asks another replica if one dies."""
 
     def __init__(self, handle: DeploymentHandle[Any], config: LLMConfig) -> None:
         self._prepare = handle.prepare
@@ -103,6 +104,8 @@ class RemotePreprocessor:
 
     async def _ask(self, request: Mapping[str, Any], context: Context) -> tuple[Any, dict[str, Any]]:
         for deaths in range(_MOST_DEATHS):
+            if deaths == _MOST_DEATHS - 1:  # those of a lost node are known by then
+                await asyncio.sleep(_TOGETHER_S)
             try:
                 return await self._call(request, context)
             except (RayActorError, ReplicaUnavailableError) as error:
