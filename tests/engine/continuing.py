@@ -349,7 +349,13 @@ def told(pieces: Sequence[bytes]) -> dict[str, list[Any]]:
         choices = event.get("choices")
         at = choices[0]["index"] if choices else event.get("index", -1)
         event.pop("sequence_number", None)
-        for name, text in _texts(event):
+        for choice in choices or ():  # a parser says null of a part that another event has beside its text
+            if delta := choice.get("delta"):
+                choice["delta"] = {key: one for key, one in delta.items() if one is not None}
+        texts = _texts(event)
+        for name, text in texts:
+            if not text:
+                continue
             items = found.setdefault(f"{at} {name if isinstance(text, list) else ''}", [])
             if items and items[-1][0] == name:
                 items[-1][1] += text
@@ -357,9 +363,8 @@ def told(pieces: Sequence[bytes]) -> dict[str, list[Any]]:
                 items.append([name, text])
         for part in _parts(event):
             kind = json.dumps(part)
-            if (
-                '"name": "' in kind or "type" in part
-            ):  # a tool's call, or where an item or block begins or ends
+            # A tool's call, or where an item or block begins or ends.
+            if '"name": "' in kind or ("type" in part and not texts):
                 items = found.setdefault(f"{at} ", [])
                 items += [[kind]] if [kind] not in items else []
             elif kind not in (kinds := found.setdefault(f"{at} kinds", [])):
@@ -391,4 +396,4 @@ def _texts(event: Any) -> list[tuple[str, Any]]:
             found.append((name, part.pop(name)))
         for inner in part.values():
             todo += [one for one in (inner if isinstance(inner, list) else [inner]) if isinstance(one, dict)]
-    return [(name, text) for name, text in found if text]
+    return found

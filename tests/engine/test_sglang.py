@@ -61,7 +61,11 @@ async def sglang() -> AsyncIterator[Served]:
 
 
 async def generate(served: Served, prompt: Any = PROMPT, **params: Any) -> list[Delta]:
-    return [delta async for delta in served.engine.generate(prompt, {"temperature": 0} | params)]
+    return await whole(served.engine.generate(prompt, {"temperature": 0} | params))
+
+
+async def whole(answer: AsyncIterator[Delta]) -> list[Delta]:
+    return [delta async for delta in answer]
 
 
 def text(deltas: list[Delta]) -> str:
@@ -283,8 +287,9 @@ async def test_a_paused_engine_keeps_its_requests_and_takes_new_ones(sglang: Ser
 async def test_a_pause_ends_what_runs_as_its_mode_says(sglang: Served, mode: Any, reason: str):
     running = sglang.engine.generate(PROMPT, {"max_tokens": 150, "ignore_eos": True})
     await anext(running)  # its load, which comes once a second, may be of the test before
+    rest = asyncio.create_task(whole(running))
     await sglang.engine.control.pause(mode)
-    assert [delta async for delta in running][-1].finish_reason == reason
+    assert (await rest)[-1].finish_reason == reason
     await sglang.engine.control.resume()
     assert text(await generate(sglang)) == ANSWER
 

@@ -13,7 +13,7 @@ from penstock.engines.process.child import Child
 from penstock.engines.process.wire import BROKEN, Wire
 from penstock.errors import ModelNotFound
 
-DYING_S = 1.0
+DYING_S = 5.0
 """Seconds. A connection that breaks this close before the child's end broke because of it."""
 
 _KNOCK_S = 0.1
