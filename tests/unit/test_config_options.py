@@ -16,7 +16,12 @@ def config(**values) -> LLMConfig:
 
 @pytest.mark.parametrize(
     ("model_id", "name"),
-    [("qwen-0.5b", "qwen-0_5b"), ("Qwen/Qwen2.5-7B", "Qwen--Qwen2_5-7B"), ("a#b", "a_b"), ("plain", "plain")],
+    [
+        ("qwen-0.5b", "qwen-0_5b"),
+        ("Qwen/Qwen2.5-7B", "Qwen--Qwen2_5-7B"),
+        ("a#b", "a_b"),
+        ("模型", "_6a21_578b"),
+    ],
 )
 def test_deployment_names_are_safe_and_readable(model_id, name):
     assert deployment_name(model_id, "") == name

@@ -73,6 +73,8 @@ def make_plan(arguments: Arguments) -> ServePlan:
 
     Raises: ConfigError with every fault of every file at once.
     """
+    if not all(map(str.strip, arguments.sources)):
+        raise ConfigError("A model's name is empty; name a hub id, a folder or a config file.")
     applications = load_applications([_source(word, arguments) for word in arguments.sources or ("",)])
     configs = [
         _overridden(config, arguments)
@@ -120,7 +122,8 @@ def _id_of(source: str) -> str:
     """A folder, or a link to one, is served under its own name, wherever it is; a hub id as it is."""
     if "://" in source:
         return PurePosixPath(urlsplit(source).path).name or source
-    return Path(os.path.abspath(source)).name if Path(source).is_dir() else source
+    is_path = source.startswith(("/", "./", "../", "~")) or Path(source).is_dir()
+    return Path(os.path.abspath(source)).name if is_path else source
 
 
 def _overridden(config: LLMConfig, arguments: Arguments) -> LLMConfig:

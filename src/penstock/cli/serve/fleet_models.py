@@ -43,7 +43,7 @@ def add(
 
     if is_file(model):
         raise ConfigError(f"{model} is a file: name it in `llm_configs` of the fleet's file, and apply that.")
-    is_path = model.startswith(("./", "../", "~")) or Path(model).is_dir()
+    is_path = model.startswith(("./", "../", "~")) or (model and Path(model).is_dir())
     source = os.path.abspath(os.path.expanduser(model)) if is_path else model
     given = Arguments(sources=(source,), served_model_name=served_model_name, engine=engine)
     (config,) = make_plan(given).configs

@@ -5,6 +5,7 @@ Our defaults differ from Serve's where an LLM differs from a small function; eac
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,7 @@ def autoscaling(given: Mapping[str, Any]) -> dict[str, Any] | None:
 def deployment_name(model_id: str, prefix: str | None = None) -> str:
     """A name that Serve, its URLs and its metrics accept: `Qwen/Qwen2.5` is `Qwen--Qwen2_5`."""
     safe = model_id.replace("/", "--").replace(".", "_").replace("#", "_").replace(" ", "_")
+    safe = re.sub(r"[^!-~]", lambda found: f"_{ord(found[0]):x}", safe)  # Ray's metrics take ASCII only
     return f"{NAME_PREFIX if prefix is None else prefix}{safe}"
 
 

@@ -72,7 +72,11 @@ def parse(text: str, file: str, *, twice: list[str] | None = None) -> YamlFile:
 
     Raises: ConfigError for bad YAML, and for every key that is given twice.
     """
-    loader = yaml.SafeLoader(text)
+    try:
+        loader = yaml.SafeLoader(text)
+    except yaml.reader.ReaderError as error:
+        shown = f"U+{error.character:04X}"
+        raise ConfigError(f"{file}: is not YAML: it has the character {shown}; leave it out.") from error
     try:
         reading = _Reading(loader, file)
         node = loader.get_single_node()
