@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.config import GatewayConfig
+from penstock.config import GatewayConfig, Settings
 from penstock.errors import ConfigError
 
 
@@ -66,3 +66,33 @@ def test_all_faults_are_told_at_once():
         "request_timeout_s",
         "log_format",
     ]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://[::1/",
+        "http://a..b/hook",
+        "http://h:99999/",
+        "http://x y/",
+        "http://h:abc/",
+        "ftp://h/",
+        "http://",
+    ],
+)
+def test_a_webhook_to_which_nothing_can_be_sent_is_refused(url: str):
+    with pytest.raises(ConfigError, match="webhook: must be a URL"):
+        GatewayConfig.parse({"webhook": url, "keys_file": "keys.yaml"})
+    GatewayConfig.parse({"webhook": "http://[::1]:80/hook", "keys_file": "keys.yaml"})
+
+
+@pytest.mark.parametrize("secret", ["whsec_", "whsec_!!!"])
+def test_a_secret_that_signs_nothing_is_refused(secret: str, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_WEBHOOK_SECRET", secret)
+    with pytest.raises(ConfigError, match="PENSTOCK_WEBHOOK_SECRET: must have base64"):
+        Settings.read()
+
+
+def test_prices_are_finite():
+    with pytest.raises(ConfigError, match="must be a finite number"):
+        GatewayConfig.parse({"prices": {"m": {"input": float("inf")}}})

@@ -291,6 +291,25 @@ def test_the_file_of_a_certificates_key_is_shown():
 
 
 @pytest.mark.parity("S6")
+def test_of_variables_only_what_is_surely_public_is_shown():
+    hidden = {
+        "PGPASS": "a",
+        "MY_PW": "b",
+        "GH_PAT": "c",
+        "SLACK_WEBHOOK": "https://hooks.example/T/B",
+        "X": "ab",
+    }
+    shown = {
+        "VLLM_LOGGING_LEVEL": "DEBUG",
+        "WORKERS": "8",
+        "DEBUG": "true",
+        "S3_ENDPOINT": "https://minio:9000",
+    }
+    found = masked({"env_vars": {**hidden, **shown}})["env_vars"]
+    assert found == {**dict.fromkeys(hidden, "*" * 10), **shown}
+
+
+@pytest.mark.parity("S6")
 def test_a_login_in_a_url_is_masked():
     read = config(runtime_env={"env_vars": {"HTTPS_PROXY": "http://me:pw_1@proxy:8080"}})
     assert "pw_1" not in repr(read)

@@ -160,6 +160,7 @@ async def test_storage_that_fails_delays_no_apply_and_has_all_later(tmp_path: Pa
     await versions.apply(fleet("b", jobs={"storage": str(storage)}), "ada")
     await stored(versions)
     assert [one.version for one in stored_fleet.read(str(storage))] == [3, 2, 1]
+    assert (storage / "fleet").stat().st_mode & 0o777 == 0o700
 
 
 async def test_storage_that_hangs_is_said_while_versions_are_applied(

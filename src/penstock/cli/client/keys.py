@@ -56,8 +56,8 @@ def create(
 ) -> None:
     """Make a key and print it, once: the file has its hash only."""
     given = {
-        "models": models and models.split(","),
-        "scopes": scopes and scopes.split(","),
+        "models": None if models is None else _words("--models", models),
+        "scopes": None if scopes is None else _words("--scopes", scopes),
         "expires": expires and _until(expires),
         "limits": dict(map(_limit, limit or ())),
     }
@@ -156,16 +156,29 @@ def _found(entries: list[dict[str, Any]], which: str, file: Path) -> list[dict[s
     return found
 
 
+def _words(flag: str, text: str) -> list[str]:
+    """Raises: ConfigError: without any the key would be for everything."""
+    found = [word.strip() for word in text.split(",")]
+    if not all(found):
+        raise ConfigError(f"{flag} is {text!r}; write names with commas between them, or leave it out.")
+    return found
+
+
 def _until(text: str) -> str:
-    """A time in UTC. Raises: ConfigError."""
+    """A time in UTC that is to come. Raises: ConfigError."""
     from penstock.config.schema.tenants import span_s
 
-    if (span := span_s(text)) is not None:
+    if span := span_s(text):
         return datetime.fromtimestamp(time.time() + span, UTC).isoformat(timespec="seconds")
     try:
-        return date.fromisoformat(text).isoformat()
+        day = date.fromisoformat(text)
     except ValueError:
-        raise ConfigError(f"{text!r} is neither a duration, such as 90d or 12h, nor a date.") from None
+        raise ConfigError(
+            f"{text!r} is neither a duration in days, hours or minutes, such as 90d, 12h or 30m, nor a date."
+        ) from None
+    if day <= datetime.now(UTC).date():
+        raise ConfigError(f"{text} is over: the key would be refused from the start.")
+    return day.isoformat()
 
 
 def _day(seconds: float) -> str:
@@ -176,6 +189,6 @@ def _limit(text: str) -> tuple[str, float]:
     name, _, number = text.partition("=")
     if not re.fullmatch(r"\d+(\.\d+)?", number):
         raise ConfigError(
-            f"--limit is {text!r}; write a limit's name and a number, as tokens_per_minute=100000."
+            f"--limit is {text!r}; write a limit's name and a number above 0, as tokens_per_minute=100000."
         )
     return name, float(number) if "." in number else int(number)

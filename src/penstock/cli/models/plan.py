@@ -73,8 +73,6 @@ def make_plan(arguments: Arguments) -> ServePlan:
 
     Raises: ConfigError with every fault of every file at once.
     """
-    if not all(map(str.strip, arguments.sources)):
-        raise ConfigError("A model's name is empty; name a hub id, a folder or a config file.")
     applications = load_applications([_source(word, arguments) for word in arguments.sources or ("",)])
     configs = [
         _overridden(config, arguments)

@@ -41,9 +41,11 @@ def add(
     from penstock.config.fleet.document import document
     from penstock.config.fleet.file_text import dumped, with_model
 
+    if not model.strip():
+        raise ConfigError("The model's name is empty; name a hub id or a folder.")
     if is_file(model):
         raise ConfigError(f"{model} is a file: name it in `llm_configs` of the fleet's file, and apply that.")
-    is_path = model.startswith(("./", "../", "~")) or (model and Path(model).is_dir())
+    is_path = model.startswith(("./", "../", "~")) or Path(model).is_dir()
     source = os.path.abspath(os.path.expanduser(model)) if is_path else model
     given = Arguments(sources=(source,), served_model_name=served_model_name, engine=engine)
     (config,) = make_plan(given).configs

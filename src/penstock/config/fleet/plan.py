@@ -217,6 +217,9 @@ def _differing(
 
 def _shown(path: str, value: Any) -> Any:
     """As JSON has it, without secrets."""
+    parent, _, name = path.rpartition(".")
+    if parent.endswith("env_vars"):
+        return masked({"env_vars": {name: value}})["env_vars"][name]
     return STARS if is_secret(path) and value else masked(document(value, path))
 
 

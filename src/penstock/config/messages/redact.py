@@ -8,8 +8,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 _SECRET = re.compile(
-    r"(TOKEN|KEY|CREDENTIALS?)_?\d*$|SECRET|PASSWORD|PASSWD|ACCESS_KEY|AUTHORIZATION|COOKIE", re.IGNORECASE
+    r"(TOKEN|KEY|CREDENTIALS?|PASS|(^|_)(PW|PWD|PAT|AUTH|DSN|PSK))_?\d*$"
+    r"|SECRET|PASSWORD|PASSWD|PASSPHRASE|ACCESS_KEY|AUTHORIZATION|COOKIE|CONNECTION_STRING",
+    re.IGNORECASE,
 )
+_PUBLIC = re.compile(
+    r"(VLLM|SGLANG|NCCL|GLOO|UCX|CUDA|NVIDIA|TORCH|TRITON|OMP|MKL|RAY|HF|PENSTOCK|PYTHON|LD|TOKENIZERS)_?[A-Z]"
+    r"|.*_(PROXY|URL|ENDPOINT|HOST|PORT|REGION|HOME|DIR|PATH|LEVEL)$",
+    re.IGNORECASE,
+)
+_PLAIN = re.compile(r"[\d.]*|true|false|on|off|yes|no", re.IGNORECASE)
+"""Names and values of environment variables that are no secrets."""
 STARS = "*" * 10
 _LOGIN = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*(?=@)")
 """User and password in a URL, as in `HTTPS_PROXY`."""
@@ -30,7 +39,11 @@ def masked(value: Any) -> Any:
         entries = typing.cast("dict[Any, Any]", value)
         shown = {"key"} if "cert" in entries else set[str]()  # a file beside the certificate's
         return {
-            k: STARS if is_secret(str(k)) and v and v is not True and k not in shown else masked(v)
+            k: _variables(v)
+            if k == "env_vars" and isinstance(v, dict)
+            else STARS
+            if is_secret(str(k)) and v and v is not True and k not in shown
+            else masked(v)
             for k, v in entries.items()
         }
     if isinstance(value, list):
@@ -38,6 +51,14 @@ def masked(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     return _SIGNATURE.sub(rf"\1{STARS}", _LOGIN.sub(STARS, value))
+
+
+def _variables(entries: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Of a process: with stars where nothing says that the value is no secret."""
+    return {
+        k: masked({k: v})[k] if _PUBLIC.match(str(k)) or _PLAIN.fullmatch(str(v)) else STARS
+        for k, v in entries.items()
+    }
 
 
 def unmasked(value: Any, secret: Callable[[str], str], path: str = "") -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator, model_validator
 
 from penstock.config.schema.paths import LocalFile
 from penstock.config.schema.settings import SentKey, Settings
@@ -65,6 +66,19 @@ class TlsConfig(StrictModel):
     key: LocalFile = Field(description="PEM file of its private key, without a passphrase.")
 
 
+def _reachable(url: str) -> str:
+    """Raises: ValueError for what no request can be sent to."""
+    try:
+        parts = urlsplit(url)
+        host = (parts.hostname or "").encode("idna")
+        is_url = parts.scheme in ("http", "https") and bool(host) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url or not url.isprintable() or " " in url:
+        raise ValueError("must be a URL, as https://billing.example.com/penstock.")
+    return url
+
+
 class GatewayConfig(RootConfig):
     """The OpenAI-compatible gateway to all models."""
 
@@ -106,7 +120,7 @@ class GatewayConfig(RootConfig):
     prices: dict[str, PriceConfig] = setting(
         {}, "What requests of tenants cost, by the id of the model, or `MODEL:ADAPTER`."
     )
-    webhook: Annotated[str, Field(pattern=r"^https?://[^/]")] | None = optional(
+    webhook: Annotated[str, AfterValidator(_reachable)] | None = optional(
         "URL that is told of usage, and of budgets that reach a line, as Standard Webhooks are. Signed where "
         "PENSTOCK_WEBHOOK_SECRET is set. See docs/operate/tenants.md."
     )

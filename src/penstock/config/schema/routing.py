@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from penstock.config.messages.problems import unknown
-from penstock.config.schema.strict import StrictModel, setting
+from penstock.config.schema.strict import StrictModel, matching, setting
 
 POLICIES = (
     "prefix_affinity",
@@ -37,11 +37,10 @@ _TOKEN = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
 class RoutingConfig(StrictModel):
     """How requests find their replica."""
 
-    session_header: str = setting(
+    session_header: Annotated[str, *matching(_TOKEN, "a header's name")] = setting(
         SESSION_HEADER,
         "Request header that names the session, for `session_affinity`. Without it, "
         "`prompt_cache_key` or `user` of the body.",
-        pattern=_TOKEN,
     )
 
 

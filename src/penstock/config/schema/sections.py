@@ -9,8 +9,9 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from penstock.config.messages.problems import BRANCH, CheckedDict, warn_once
 from penstock.config.schema.paths import Source
-from penstock.config.schema.strict import StrictModel, optional, setting
+from penstock.config.schema.strict import StrictModel, matching, optional, setting
 
+MODEL_ID = r"^(?=.*\S)[^\x00-\x1f\x7f]+$"
 ADAPTER_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}$"
 """One folder's name that file systems take; nothing that leads out of the folder of all adapters."""
 
@@ -56,7 +57,9 @@ ModelSource = Annotated[
 class ModelLoadingConfig(StrictModel):
     """Which model, and where it comes from."""
 
-    model_id: str = Field(min_length=1, pattern=r"\S", description="The name that clients use.")
+    model_id: Annotated[str, *matching(MODEL_ID, "a name of printable characters")] = Field(
+        description="The name that clients use."
+    )
     model_source: ModelSource | None = optional(
         "Hub id, local folder, `s3://`, `gs://` or any URL that fsspec knows; `demo` for the "
         "model that ships with Penstock. `./` and `../` in a file count from its folder. Without it, the "
@@ -67,7 +70,13 @@ class ModelLoadingConfig(StrictModel):
     )
 
 
-AdapterName = Annotated[str, Field(pattern=ADAPTER_NAME)]
+AdapterName = Annotated[
+    str,
+    *matching(
+        ADAPTER_NAME,
+        "at most 200 letters, digits, underscores, dots and dashes, not with a dot or dash first",
+    ),
+]
 
 
 class LoraConfig(StrictModel):

@@ -47,9 +47,11 @@ SentKey = Annotated[SecretStr | None, AfterValidator(_sendable)]
 def _signing(secret: SecretStr | None) -> SecretStr | None:
     if secret is not None and (text := secret.get_secret_value()).startswith("whsec_"):
         try:
-            b64decode(text.removeprefix("whsec_"), validate=True)
+            key = b64decode(text.removeprefix("whsec_"), validate=True)
         except binascii.Error:
-            raise ValueError("must have base64 after `whsec_`; or write another text.") from None
+            key = b""
+        if not key:
+            raise ValueError("must have base64 after `whsec_`; or write another text.")
     return secret
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from collections.abc import Iterator
 from typing import Any, Self, TextIO, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
 
 from penstock.config.messages.location import Location
 from penstock.config.messages.problems import translated
 from penstock.config.messages.redact import masked
 
 T = TypeVar("T")
+NAMED = "at most 64 letters, digits, dots, dashes and underscores, with a letter or digit first"
 
 
 def setting(default: T, description: str, **limits: Any) -> T:
@@ -29,6 +31,17 @@ def optional(description: str, **limits: Any) -> Any:
 def section(kind: type[T], description: str) -> T:
     """A field that is a section; without one, its defaults."""
     return Field(default_factory=kind, description=description)
+
+
+def matching(pattern: str, words: str) -> tuple[Any, Any]:
+    """For `Annotated[str, *matching(...)]`. words: what the text must be, for the message."""
+
+    def check(text: str) -> str:
+        if not re.search(pattern, text):
+            raise ValueError(f"must be {words}.")
+        return text
+
+    return Field(json_schema_extra={"pattern": pattern}), AfterValidator(check)
 
 
 class StrictModel(BaseModel):

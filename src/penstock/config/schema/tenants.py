@@ -12,7 +12,15 @@ from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from penstock.config.schema.strict import RootConfig, StrictModel, optional, section, setting
+from penstock.config.schema.strict import (
+    NAMED,
+    RootConfig,
+    StrictModel,
+    matching,
+    optional,
+    section,
+    setting,
+)
 
 Scope = Literal["chat", "completions", "embeddings", "audio", "files", "batch", "metrics", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -39,11 +47,15 @@ _POOLING = (
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 _HASH = r"^sha256:[0-9a-f]{64}$"
+_MOST = 10**15  # of a limit
 _SHORTEST_KEY = 20  # characters of a key that a person chose: its hash must not be guessed
 _SPAN, _UNITS = re.compile(r"(\d{1,6})([mhd])"), {"m": 60, "h": 3600, "d": 86_400}
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
-Name = Annotated[str, Field(pattern=NAME)]
+Name = Annotated[str, *matching(NAME, NAMED)]
+_Hash = Annotated[
+    str, *matching(_HASH, "`sha256:` and 64 hexadecimal digits, as `penstock keys create` writes it")
+]
 
 
 @cache
@@ -85,38 +97,49 @@ def _seconds(value: object) -> object:
 class LimitsConfig(StrictModel):
     """Limits of one key, or of all keys of one tenant together. Tokens: of prompts and of answers."""
 
-    requests_per_minute: int | None = optional("Requests in any 60 seconds.", gt=0)
+    requests_per_minute: int | None = optional("Requests in any 60 seconds.", gt=0, le=_MOST)
     tokens_per_minute: int | None = optional(
-        "Tokens in any 60 seconds. A request counts with an estimate until it has ended.", gt=0
+        "Tokens in any 60 seconds. A request counts with an estimate until it has ended.", gt=0, le=_MOST
     )
-    open_requests: int | None = optional("Requests at a time.", gt=0)
-    tokens_per_day: int | None = optional("Tokens on a day, in UTC.", gt=0)
-    tokens_per_month: int | None = optional("Tokens in a calendar month, in UTC.", gt=0)
+    open_requests: int | None = optional("Requests at a time.", gt=0, le=_MOST)
+    tokens_per_day: int | None = optional("Tokens on a day, in UTC.", gt=0, le=_MOST)
+    tokens_per_month: int | None = optional("Tokens in a calendar month, in UTC.", gt=0, le=_MOST)
     cost_per_month: float | None = optional(
         "What requests of a calendar month, in UTC, may cost by `gateway.prices`. One that may cost more "
         "than is left is refused.",
         gt=0,
+        allow_inf_nan=False,
     )
     warn_cost_per_month: float | None = optional(
-        "Cost of a month from which answers have the header `x-penstock-budget`, and the log a warning.", gt=0
+        "Cost of a month from which answers have the header `x-penstock-budget`, and the log a warning.",
+        gt=0,
+        allow_inf_nan=False,
     )
     max_tokens: int | None = optional(
-        "Longest answer that a request may ask for, and that one gets which does not say.", gt=0
+        "Longest answer that a request may ask for, and that one gets which does not say.", gt=0, le=_MOST
     )
 
 
 class PriceConfig(StrictModel):
     """What requests to one model cost, in any currency, for a million tokens. Up to 6 decimals count."""
 
-    input: float = setting(0.0, "Prompts.", ge=0)
+    input: float = setting(0.0, "Prompts.", ge=0, allow_inf_nan=False)
     cached_input: float | None = optional(
-        "What of prompts was in the prefix cache; without it, as `input`.", ge=0
+        "What of prompts was in the prefix cache; without it, as `input`.", ge=0, allow_inf_nan=False
     )
-    output: float = setting(0.0, "Answers.", ge=0)
-    audio_second: float = setting(0.0, "One second of audio that is transcribed or translated.", ge=0)
+    output: float = setting(0.0, "Answers.", ge=0, allow_inf_nan=False)
+    audio_second: float = setting(
+        0.0, "One second of audio that is transcribed or translated.", ge=0, allow_inf_nan=False
+    )
 
 
-_Url = Annotated[str, Field(pattern=r"^(https://|http://(127\.0\.0\.1|localhost)[:/])")]
+_Url = Annotated[
+    str,
+    *matching(
+        r"^(https://|http://(127\.0\.0\.1|localhost)[:/])",
+        "a URL with https, or http to localhost or 127.0.0.1",
+    ),
+]
 """Over a plain connection on this machine only: what comes from there is believed."""
 
 
@@ -154,10 +177,8 @@ class KeyConfig(StrictModel):
 
     tenant: Name = Field(description="Who uses it: files, batches, responses and usage belong to a tenant.")
     name: Name = Field(description="Tells the tenant's keys apart, in usage and logs.")
-    hash: str = Field(
-        "",
-        description="`sha256:` and the hash of the key, as `penstock keys create` writes it.",
-        pattern=_HASH,
+    hash: _Hash = Field(
+        "", description="`sha256:` and the hash of the key, as `penstock keys create` writes it."
     )
     key: str | None = optional(
         "The key itself in place of `hash`: `${NAME}` takes it from the environment. It is hashed when the "

@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -62,6 +63,9 @@ def write(url: str, name: str, versions: Sequence[StoredVersion]) -> None:
     Raises: Unavailable.
     """
     folder = JobStorage(url).at(_FOLDER)
+    if folder.is_local:  # for the user only, as control's own database is
+        with suppress(OSError):  # writing says why
+            Path(folder.url).mkdir(0o700, parents=True, exist_ok=True)
     (folder / name).write(msgspec.json.encode(versions))
     with suppress(Error):  # who may write may not be allowed to list or remove
         runs = [file.name for file in folder.files() if _service(file.name) == _service(name)]

@@ -56,10 +56,12 @@ class Webhook:
                             await self._send(session, url, notice)
                             await asyncio.to_thread(store.told, notice)
                     pause_s = _EVERY_S
-                except (aiohttp.ClientError, TimeoutError, sqlite3.Error) as error:
+                except Exception as error:  # of any kind: usage must be told in the end
                     pause_s = min(2 * pause_s, _MOST_S)
-                    host, why = urlsplit(url).hostname, error or "no answer in time"
-                    log.warning("The webhook at %s is told again in %.0f s: %s", host, pause_s, why)
+                    unknown = not isinstance(error, aiohttp.ClientError | TimeoutError | sqlite3.Error)
+                    host, why = urlsplit(url).hostname, str(error) or "no answer in time"
+                    said = "The webhook at %s is told again in %.0f s: %s"
+                    log.warning(said, host, pause_s, why, exc_info=unknown)
 
     async def _send(self, session: aiohttp.ClientSession, url: str, notice: Notice) -> None:
         body, at = notice.body(), int(time.time())

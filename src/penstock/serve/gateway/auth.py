@@ -95,7 +95,7 @@ class Auth:
         if route is not None and (grant := request.grant) is not None:
             scope = scope_of(route.path)
             if scope not in grant.scopes and route.handler in _SCOPED:
-                raise Forbidden(f"This key may not use {route.path}: it lacks the scope '{scope}'.")
+                raise Forbidden(f"This key may not use {request.path[:200]}: it lacks the scope '{scope}'.")
 
     def _check_admin(self, request: ClientRequest, route: Route) -> None:
         """Takes the admin key, or a tenant's with that scope."""
