@@ -347,3 +347,10 @@ def test_builder_arguments_by_name_tell_faults_with_their_path():
 def test_no_models_at_all_are_refused():
     with pytest.raises(ConfigError, match="llm_configs: is empty"):
         LLMServingArgs(llm_configs=[])
+
+
+def test_a_mistyped_form_is_told_as_such(tmp_path: Path):
+    file = tmp_path / "fleet.yaml"
+    file.write_text("llm_confgs:\n- model_loading_config: {model_id: a}\n")
+    with pytest.raises(ConfigError, match=r"1: .*unknown key 'llm_confgs'; did you mean 'llm_configs'"):
+        load_applications(file)

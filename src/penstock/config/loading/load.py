@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 from penstock.config.loading import yaml_source
 from penstock.config.loading.serving_args import FORMS, LLMServingArgs
 from penstock.config.messages.location import Location
-from penstock.config.messages.problems import ErrorCollector
+from penstock.config.messages.problems import ErrorCollector, nearest, unknown
 from penstock.config.schema.env_vars import layered
 from penstock.config.schema.model import LLMConfig
 from penstock.config.schema.strict import RootConfig, StrictModel, optional, setting
@@ -120,6 +120,10 @@ class _Reading:
             return self._serve_file(data, location)
         if isinstance(data, Mapping) and not data.keys().isdisjoint(FORMS):
             return [Application("default", LLMServingArgs.parse(data, location, self.seen))]
+        if isinstance(data, Mapping) and "model_loading_config" not in data:
+            for key in map(str, data):
+                if key not in LLMConfig.model_fields and nearest(key, FORMS):
+                    raise (location / key).fault(unknown("key", key, FORMS))
         return [Application("default", self._alone(data, location))]
 
     def _serve_file(self, data: Mapping[str, Any], location: Location) -> list[Application]:

@@ -118,6 +118,7 @@ def _has(request: ClientRequest, wanted: bytes | None) -> bool:
 
 def _unauthorized() -> Unauthorized:
     return Unauthorized(
-        "The API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
+        "The API key is missing, wrong or expired; send it as 'Authorization: Bearer KEY' or "
+        "'x-api-key: KEY'.",
         www_authenticate="Bearer",
     )
