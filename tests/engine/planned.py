@@ -69,7 +69,7 @@ def measured(config: VllmConfig, available_bytes: int) -> dict[str, Any]:
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
         "weights_bytes": sum(one.numel() * one.element_size() for one in model.parameters()),
         "context": config.model_config.max_model_len,
-        "block": 16 if config.model_config.use_mla else 128,
+        "block": config.cache_config.block_size if config.model_config.use_mla else 128,
         "in_flight": config.max_in_flight_tokens,
         "prefix_caching": config.cache_config.enable_prefix_caching,
     }
