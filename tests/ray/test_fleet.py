@@ -245,7 +245,12 @@ def test_adapters_are_changed_where_they_run(service: Service, tmp_path: Path):
     )
     assert service.ask("a:tax").status_code == 200
     make(late)
-    wait_until(lambda: service.ask("a:tax").status_code == 404, 60)
+    assert "applied" in service.run("apply", service.write(**lora(legal=late)))
+    assert service.ask("a:tax").status_code == 404
+    later = str(tmp_path / "later")
+    service.run("apply", service.write(**lora(legal=later)), code=1)
+    make(later)
+    wait_until(lambda: service.newest()["outcome"] == "applied", 60)
     assert service.pids() == before
 
 

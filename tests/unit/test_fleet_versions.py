@@ -68,6 +68,34 @@ class WithoutRay(FleetVersions):
         self._end(version, APPLIED)
 
 
+async def test_an_apply_that_lacks_only_adapters_is_applied_once_they_are_there(
+    file: Path, monkeypatch: pytest.MonkeyPatch, patched
+):
+    class Deployed(FleetVersions):
+        def _deploy(self, version: int) -> None:
+            """It runs at once."""
+
+    def adapters() -> tuple[list[str], list[str]]:
+        return [], [f"a replica of '{model}' keeps its adapters" for model in missing]
+
+    def versions() -> FleetVersions:
+        return Deployed(DesiredStates(file).connection, "app", adapters=adapters)
+
+    missing = ["a"]
+    patched("penstock.serve.control.application.state", lambda _: ("RUNNING", []))
+    for name in ("_LOOK_S", "_LOOK_AGAIN_S"):
+        monkeypatch.setattr(f"penstock.serve.control.fleet.{name}", 0.01)
+    first = versions()
+    first._add("ci", "a live", APPLYING, {}, {})
+    first.resume()
+    await until(lambda: first.history()[0].outcome == "failed: a replica of 'a' keeps its adapters")
+    first.close()
+    second = versions()
+    second.resume()
+    missing.clear()
+    await until(lambda: second.history()[0].outcome == APPLIED)
+
+
 def fleet(name: str, **sections: Any) -> Any:
     return {"llm_configs": [{"model_loading_config": {"model_id": name}, "llm_engine": "sim"}], **sections}
 

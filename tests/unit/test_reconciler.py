@@ -267,6 +267,20 @@ async def test_a_replica_that_starts_is_neither_waited_for_nor_takes_others_turn
     assert (await anext(updates["a"])).desired == wanted
 
 
+def test_a_fault_of_adapters_counts_until_they_are_to_be_tried_again(tmp_path: Path):
+    followers, sources = Followers(DesiredStates(tmp_path / "x")), AdapterSources("one", {"pinned": ["a"]})
+    followers.set_adapters({"m": sources, "other": sources})
+    status = msgspec.structs.replace(told(), adapters="one", adapters_fault="no 'a'")
+    followers.hear(status)
+    followers._models["m"]["a"]._link = object()
+    assert followers.adapters()[1] == ["a replica of 'm' keeps its adapters, and tries again: no 'a'"]
+    followers.retry_adapters()
+    followers.set_adapters({"m": sources})
+    assert followers.adapters() == (["m"], [])
+    followers.hear(msgspec.structs.replace(status, adapters=followers._adapters["m"].id))
+    assert len(followers.adapters()[1]) == 1
+
+
 async def test_what_could_not_be_reached_is_told_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -79,7 +79,12 @@ class LLMControl:
         )
         self._gateways = Gateways(self._desired, app, self._canaries.states)
         self._fleet = FleetVersions(
-            self._desired.connection, app, self._gateways.faults, port, self._followers.adapters
+            self._desired.connection,
+            app,
+            self._gateways.faults,
+            port,
+            self._followers.adapters,
+            self._followers.retry_adapters,
         )
         self._time_sharing = TimeSharing(self._desired, self._followers, self.perform)
         self._watching: asyncio.Task[None] | None = None

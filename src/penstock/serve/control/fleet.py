@@ -53,6 +53,7 @@ _CAN_SURGE = "max_surge_percent" in inspect.signature(serve.deployment).paramete
 _GONE = ("DELETING", "NOT_STARTED")
 _KEEP = 50
 _LOOK_S = 0.5
+_LOOK_AGAIN_S = 5.0  # whether replicas have taken over adapters that they could not
 _SILENCE_S = 60.0  # of storage, until the history says so
 _COLUMNS = "version, at, who, what, outcome"
 _TABLES = """
@@ -64,6 +65,7 @@ CREATE TABLE IF NOT EXISTS run (file TEXT);
 """
 _UNSTORED = "not stored at first"
 _NEXT_START = "The next start takes the files again, as they are then."
+_ADAPTERS_KEPT = "failed: a replica of "  # as `Followers.adapters` goes on
 _NOT_TAKEN_OVER = "failed: a gateway stays as it was, and tries again: "
 _UNKNOWN = (
     "The fleet of this service is not known: a program has deployed it. Services that `penstock serve` "
@@ -81,13 +83,15 @@ class FleetVersions:
         gateway_faults: Callable[[], Sequence[str]] = list[str],
         port: int | None = None,
         adapters: Callable[[], tuple[Sequence[str], Sequence[str]]] = lambda: ((), ()),
+        retry_adapters: Callable[[], None] = lambda: None,
     ) -> None:
         """database: control's own, which nobody else may read. app: the application's name. gateway_faults:
-        why gateways that run cannot take over the newest update. port: the gateway's own. adapters: as
-        `Followers.adapters`.
+        why gateways that run cannot take over the newest update. port: the gateway's own. adapters,
+        retry_adapters: as `Followers` has them.
         """
         self._database, self._app = database, app
         self._gateway_faults, self._adapters = gateway_faults, adapters
+        self._retry_adapters = retry_adapters
         self._service = service_name(app, port)
         self._database.executescript(_TABLES)
         self._applying: asyncio.Task[None] | None = None
@@ -129,11 +133,11 @@ class FleetVersions:
         self._store()
         return version
 
-    def _end(self, version: int, outcome: str) -> None:
-        """Of a version that is being applied. The command that serves says so."""
+    def _end(self, version: int, outcome: str, before: str = APPLYING) -> None:
+        """Of a version whose outcome was `before`. The command that serves says so."""
         ended = self._database.execute(
             "UPDATE fleet SET outcome = ? WHERE version = ? AND outcome = ? RETURNING who, what",
-            (outcome, version, APPLYING),
+            (outcome, version, before),
         )
         for who, what in ended.fetchall():
             text = f"Version {version} of the fleet, by {who} ({what}): {sentence(outcome)}"
@@ -322,7 +326,7 @@ class FleetVersions:
 
     def resume(self) -> None:
         """Goes on with what an earlier control began."""
-        if (known := self.history()) and known[0].outcome == APPLYING:
+        if (known := self.history()) and known[0].outcome.startswith((APPLYING, _ADAPTERS_KEPT)):
             log.info("Applying version %d of the fleet, which an earlier control began.", known[0].version)
             self._applying = asyncio.create_task(self._apply(known[0].version))
         self._store()
@@ -348,12 +352,15 @@ class FleetVersions:
 
     async def _apply(self, version: int) -> None:
         """To its end, or until it is cancelled. Serve keeps replicas whose version is the same, so that it
-        can be done again.
+        can be done again. Where replicas only keep their adapters and try again, it ends when they could.
         """
+        said = self._newest().outcome
         try:
-            await asyncio.to_thread(self._deploy, version)
+            if said == APPLYING:
+                await asyncio.to_thread(self._deploy, version)
+                self._retry_adapters()
             while True:
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_LOOK_S if said == APPLYING else _LOOK_AGAIN_S)
                 try:
                     status, messages = await asyncio.to_thread(application.state, self._app)
                 except (RayError, RayServeException) as error:  # Serve's controller restarts
@@ -362,16 +369,17 @@ class FleetVersions:
                 if status == "RUNNING":
                     late, kept = self._adapters()
                     if why := " ".join(self._gateway_faults()):
-                        return self._end(version, f"{_NOT_TAKEN_OVER}{why}")
-                    if kept:
-                        return self._end(version, f"failed: {' '.join(kept)}")
-                    if not late:
-                        return self._end(version, APPLIED)
+                        return self._end(version, f"{_NOT_TAKEN_OVER}{why}", said)
+                    if kept and said == APPLYING:
+                        said = f"failed: {' '.join(kept)}"
+                        self._end(version, said)
+                    elif not (kept or late):
+                        return self._end(version, APPLIED, said)
                 if status == "DEPLOY_FAILED":
-                    return self._end(version, f"failed: {reasons(messages)}")
+                    return self._end(version, f"failed: {reasons(messages)}", said)
         except Exception as error:  # Serve's and Ray's, of many kinds
             log.exception("Version %d of the fleet cannot be applied", version)
-            self._end(version, f"failed: {reason(str(error))}")
+            self._end(version, f"failed: {reason(str(error))}", said)
 
     def _deploy(self, version: int) -> None:
         with self._deploying:  # the thread of an apply that was taken over goes on

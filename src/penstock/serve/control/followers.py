@@ -134,7 +134,21 @@ class Followers:
 
     def set_adapters(self, adapters: Mapping[str, AdapterSources]) -> None:
         """By model, for all replicas that there are and will be."""
-        self._adapters = adapters
+        known = self._adapters
+        self._adapters = {
+            model: known[model] if model in known and known[model].fields == sources.fields else sources
+            for model, sources in adapters.items()
+        }
+        self._desired.changed.send()
+
+    def retry_adapters(self) -> None:
+        """Has the replicas of models where adapters could not be taken over try it now, and counts only what
+        they say then.
+        """
+        for model, wanted in self._adapters.items():
+            if any(replica.status.adapters_fault for replica in self._models.get(model, {}).values()):
+                name = f"{wanted.id.partition('-')[0]}-{next(self._numbers)}"
+                self._adapters = {**self._adapters, model: AdapterSources(name, wanted.fields)}
         self._desired.changed.send()
 
     def adapters(self) -> tuple[list[str], list[str]]:

@@ -54,7 +54,7 @@ class DesiredState(msgspec.Struct, frozen=True):
 
 
 class AdapterSources(msgspec.Struct, frozen=True):
-    """What replicas take over of `lora_config` while they run. id: equal for equal fields."""
+    """What replicas take over of `lora_config` while they run. id: of these fields, and of the try."""
 
     id: str
     fields: Mapping[str, Any]
