@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -15,7 +16,7 @@ from tests.waiting import until
 
 from penstock.cli.client.fleet import FleetChange, _followed, _stored
 from penstock.config.fleet.plan import FleetPlan
-from penstock.errors import ConfigError, Conflict, NotFound, reasons, sentence
+from penstock.errors import ConfigError, Conflict, NotFound, Unavailable, reasons, sentence
 from penstock.serve.control import stored_fleet
 from penstock.serve.control.desired import DesiredStates
 from penstock.serve.control.fleet import APPLIED, APPLYING, SUPERSEDED, FleetVersions
@@ -130,6 +131,26 @@ def test_an_apply_whose_version_the_history_has_lost_ends_with_a_sentence(capsys
 
     assert _followed(Ahead("", None, wait=5.0), 9) == 1
     assert "Version 9: later versions have taken its place" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_service_that_restarts_is_waited_for_and_one_that_is_lost_for_a_minute(
+    is_lost: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    class Restarting(FleetChange):
+        def ask(self, *_words: Any, **_options: Any) -> dict[str, Any]:
+            if is_lost or (left := next(silence, None)) == "port":
+                raise Unavailable("Nothing answers.") from ConnectionRefusedError()
+            if left:
+                raise Unavailable("Control restarts.")
+            return {"held_up": [], "data": [{"version": 9, "outcome": "applied"}]}
+
+    silence = iter([*["port"] * 3, *["control"] * 20, *["port"] * 3])
+    for name, seconds in (("_LOOK_S", 0.01), ("_SILENT_S", 0.02), ("_LOST_S", 0.25)):
+        monkeypatch.setattr(f"penstock.cli.client.fleet.{name}", seconds)
+    with pytest.raises(Unavailable, match=r"at URL for 0.25 s: .* version 9") if is_lost else nullcontext():
+        assert _followed(Restarting("URL", None), 9) == 0
+    assert ("Nothing answers at URL; still waiting" in capsys.readouterr().out) or not is_lost
 
 
 @pytest.fixture(params=["folder", "bucket"])

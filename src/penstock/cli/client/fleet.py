@@ -21,6 +21,8 @@ from penstock.options import option
 
 _ANSWER_S = 150.0
 _LOOK_S = 0.5
+_LOOK_ANSWER_S = 30.0
+_SILENT_S, _LOST_S = 15.0, 60.0  # without an answer, until that is said, and until it ends
 _FAILED, _CHANGES = 1, 3
 _COLORS = {"added": "green", "removed": "red", "rolled": "yellow", "scaled": "cyan", "live": "cyan"}
 _FILE = Annotated[str, typer.Argument(metavar="FLEET.yaml", help="The fleet as it should be.")]
@@ -45,12 +47,18 @@ class FleetTarget:
     )
 
     def ask(
-        self, method: str, path: str, body: dict[str, Any] | None = None, **headers: str
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        timeout_s: float = _ANSWER_S,
+        /,
+        **headers: str,
     ) -> dict[str, Any]:
         """Raises: Error."""
         hint = "The admin key is PENSTOCK_ADMIN_KEY, or --admin-key."
         service = Service(self.url, self.admin_key, key_hint=hint)
-        return service.json(method, f"/admin/fleet{path}", body, timeout_s=_ANSWER_S, headers=headers)
+        return service.json(method, f"/admin/fleet{path}", body, timeout_s=timeout_s, headers=headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,17 +264,38 @@ def _show_changes(changes: list[dict[str, Any]]) -> None:
 
 
 def _followed(target: FleetChange, version: int) -> int:
-    """Says what becomes of a version that is being applied. Returns the exit code."""
+    """Says what becomes of a version that is being applied. Returns the exit code.
+
+    Raises: Unavailable when nothing answers for a minute.
+    """
     print(f"Applying version {version}.")
     shown: set[str] = set()
-    deadline = time.monotonic() + target.wait
+    heard = time.monotonic()
+    deadline = heard + target.wait
     while time.monotonic() < deadline:
         time.sleep(_LOOK_S)
         try:
-            found = target.ask("GET", "")
-            versions = {one["version"]: one for one in target.ask("GET", "/history")["data"]}
-        except Unavailable:  # the gateway restarts, or control does
+            found = target.ask("GET", "", None, _LOOK_ANSWER_S)
+            rows = target.ask("GET", "/history", None, _LOOK_ANSWER_S)["data"]
+        except Unavailable as error:  # the gateway restarts, or it says that control does
+            silent_s = time.monotonic() - heard if error.__cause__ else 0.0
+            if not silent_s:
+                heard = time.monotonic()
+            elif silent_s > _LOST_S:
+                raise Unavailable(
+                    f"Nothing has answered at {target.url} for {_LOST_S:g} s: the service has ended, or "
+                    f"cannot be reached. What became of version {version}, `penstock history` shows when it "
+                    "answers again."
+                ) from error
+            elif silent_s > _SILENT_S and "" not in shown:
+                shown.add("")
+                print(
+                    f"    Nothing answers at {target.url}; still waiting, up to {_LOST_S:g} s for an answer."
+                )
             continue
+        heard = time.monotonic()
+        shown.discard("")
+        versions = {one["version"]: one for one in rows}
         if (one := versions.get(version)) is None:
             print(
                 f"Version {version}: later versions have taken its place in the history; look at the newest."
