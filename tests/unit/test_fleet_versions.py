@@ -253,6 +253,10 @@ def test_the_last_runs_are_kept_and_a_broken_file_hides_no_other(
         ("app", 0),
     ]
     assert "app-7000-x.json' is left out" in caplog.text
+    readable = str(tmp_path / "fleet" / stored_fleet.file_name("app-8000", 2))
+    with pytest.raises(ConfigError, match=rf"be the one meant: \S+-7000-x.json. Name .*: {readable}"):
+        stored_fleet.pick(str(tmp_path), None, {0.0})
+    assert stored_fleet.pick(readable, None, ()).at == 2
     with pytest.raises(NotFound, match="has no versions of a fleet"):
         stored_fleet.read(str(tmp_path / "fleet"))
 

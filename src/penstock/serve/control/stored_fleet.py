@@ -73,8 +73,9 @@ def write(url: str, name: str, versions: Sequence[StoredVersion]) -> None:
             (folder / old).remove()
 
 
-def read(url: str) -> list[StoredVersion]:
-    """All versions, the newest first. url: of a storage, or of one of these files.
+def read(url: str, broken: list[str] | None = None) -> list[StoredVersion]:
+    """All versions, the newest first. url: of a storage, or of one of these files. broken: gets the URLs of
+    files that cannot be read.
 
     Raises: NotFound where there are none; Unavailable.
     """
@@ -83,7 +84,10 @@ def read(url: str) -> list[StoredVersion]:
         names = [one.name for one in JobStorage(url).at(_FOLDER).files() if one.name.endswith(_SUFFIX)]
         files = [f"{url.rstrip('/')}/{_FOLDER}/{name}" for name in names]
     with ThreadPoolExecutor(_READERS) as pool:
-        found = [one for versions in pool.map(_read_file, files) for one in versions]
+        contents = dict(zip(files, pool.map(_read_file, files), strict=True))
+    if broken is not None:
+        broken += [JobStorage(file).root.url for file, versions in contents.items() if versions is None]
+    found = [one for versions in contents.values() for one in versions or ()]
     if not found:
         raise NotFound(
             f"'{JobStorage(url).root.url}' has no versions of a fleet. Name the storage of the service, as "
@@ -92,14 +96,14 @@ def read(url: str) -> list[StoredVersion]:
     return sorted(found, key=lambda one: one.at, reverse=True)
 
 
-def _read_file(url: str) -> list[StoredVersion]:
+def _read_file(url: str) -> list[StoredVersion] | None:
     path = JobStorage(url).root
     content = path.read()
     try:
         versions = msgspec.json.decode(content, type=list[StoredVersion])
     except msgspec.MsgspecError as error:
         log.warning("'%s' is left out, for it cannot be read: %s.", path.url, error)
-        return []
+        return None
     return [msgspec.structs.replace(one, file=path.url) for one in versions]
 
 
@@ -109,11 +113,15 @@ def pick(url: str, number: int | None, own: Collection[float]) -> StoredVersion:
 
     Raises: ConfigError where it is not clear whose; NotFound; Unavailable.
     """
-    found = [one for one in read(url) if one.at not in own]
+    unread: list[str] = []
+    found = [one for one in read(url, unread) if one.at not in own]
     newest = {_service(one.file): one.file for one in reversed(found)}
-    if len(newest) > 1:
-        files = ", ".join(newest.values())
-        raise ConfigError(f"'{url}' has the fleets of {len(newest)} services. Name the file of one: {files}.")
+    unread = [file for file in unread if file > newest.get(_service(file), "")]  # else a newer one is there
+    if newest and len(newest) + len(unread) > 1:
+        whose = f"the fleets of {len(newest)} services"
+        if unread:
+            whose = f"a file that cannot be read, and that may be the one meant: {', '.join(unread)}"
+        raise ConfigError(f"'{url}' has {whose}. Name the file of one: {', '.join(newest.values())}.")
     if number is None:
         found = [one for one in found if one.outcome in (APPLIED, APPLYING)]
     else:
