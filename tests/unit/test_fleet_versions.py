@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,8 +15,9 @@ import pytest
 from bucket import s3_server
 from tests.waiting import until
 
-from penstock.cli.client.fleet import FleetChange, _followed, _stored
+from penstock.cli.client.fleet import FleetChange, FleetTarget, _followed, _stored, history
 from penstock.config.fleet.plan import FleetPlan
+from penstock.config.schema.settings import Settings
 from penstock.errors import ConfigError, Conflict, NotFound, Unavailable, reasons, sentence
 from penstock.serve.control import stored_fleet
 from penstock.serve.control.desired import DesiredStates
@@ -281,3 +283,40 @@ def test_secrets_of_a_stored_version_are_given_again(tmp_path: Path, monkeypatch
     assert what == f"version 7 of {tmp_path}/fleet/app-x.json"
     with pytest.raises(ConfigError, match="number of a version, and not"):
         _stored(target, str(tmp_path), "fleet.yaml")
+
+
+def test_each_secret_has_a_name_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Running(FleetChange):
+        def ask(self, *_words: Any, **_options: Any) -> dict[str, Any]:
+            return {"data": []}
+
+    stars = "*" * 10
+    kept = {
+        "a": [{"API_KEY": stars}, {"API_KEY": stars}],
+        "lower-token": stars,
+        "gateway": {"webhook": stars},
+    }
+    one = stored_fleet.StoredVersion(7, 1.0, "me", "a live", APPLIED, kept)
+    stored_fleet.write(str(tmp_path), "app-x.json", [one])
+    monkeypatch.setenv("API_KEY", "whose?")
+    names = [("a[0].API_KEY", "API_KEY_1"), ("a[1].API_KEY", "API_KEY_2"), ("lower-token", "LOWER_TOKEN")]
+    names += [("gateway.webhook", "PENSTOCK_WEBHOOK")]
+    said = ", ".join(" as ".join(pair) for pair in names)
+    with pytest.raises(ConfigError, match=re.escape(f"environment: {said}. Or")):
+        _stored(Running("", None), str(tmp_path), None)
+    for _, name in names:
+        monkeypatch.setenv(name, name.lower())
+    given, _ = _stored(Running("", None), str(tmp_path), None)
+    assert given["a"] == [{"API_KEY": "api_key_1"}, {"API_KEY": "api_key_2"}]
+    assert given["gateway"] == {"webhook": "penstock_webhook"}
+    Settings.read()
+
+
+def test_what_others_have_stored_cannot_change_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    one = stored_fleet.StoredVersion(7, 1e300, "a\x1b]0;b", "über\nc\u202e", APPLIED, {})
+    stored_fleet.write(str(tmp_path), "app-x.json", [one])
+    history(FleetTarget("", None), storage=str(tmp_path))
+    line = r"  7  1e+300 s  a\x1b]0;b  über\nc\u202e  applied"
+    assert capsys.readouterr().out.splitlines()[1:] == [line]

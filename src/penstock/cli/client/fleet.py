@@ -32,7 +32,7 @@ _From = Annotated[
         "--from", metavar="URL", help="Take versions from the `jobs.storage` of a service that was lost."
     ),
 ]
-_OF_GATEWAY = {f"gateway.{name}": f"PENSTOCK_{name.upper()}" for name in ("api_key", "admin_key")}
+_OF_GATEWAY = {f"gateway.{name}": f"PENSTOCK_{name.upper()}" for name in ("api_key", "admin_key", "webhook")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,21 +133,27 @@ def _stored(target: FleetTarget, storage: str, version: str | None) -> tuple[dic
         raise ConfigError(f"--from takes the number of a version, and not {version!r}.")
     own = {one["at"] for one in target.ask("GET", "/history")["data"]}
     found = stored_fleet.pick(storage, None if version is None else int(version), own)
-    missing: list[str] = []
+    fields: dict[str, list[str]] = {}
 
-    def secret(path: str) -> str:
-        name = _OF_GATEWAY.get(path) or re.sub(r".*\.|\[\d+\]$", "", path).upper()
-        if not (text := os.environ.get(name, "")):
-            missing.append(f"{path} as {name}")
-        return text
+    def noted(path: str) -> str:
+        name = re.sub(r"\W", "_", re.sub(r".*\.|\[\d+\]$", "", path)).upper()
+        fields.setdefault(_OF_GATEWAY.get(path, name), []).append(path)
+        return path
 
-    fleet = unmasked(found.fleet, secret)
+    unmasked(found.fleet, noted)
+    names = {  # fields that share a name may have different secrets
+        path: name if len(paths) == 1 else f"{name}_{number}"
+        for name, paths in fields.items()
+        for number, path in enumerate(paths, 1)
+    }
+    missing = [f"{path} as {name}" for path, name in names.items() if not os.environ.get(name)]
     if missing:
         raise ConfigError(
             f"Version {found.version} was stored without its secrets. Give them in the environment: "
             f"{', '.join(missing)}. Or write them into a file with its `fleet`, which `penstock history "
             "--from URL --json` shows, and apply that."
         )
+    fleet = unmasked(found.fleet, lambda path: os.environ[names[path]])
     return fleet, f"version {found.version} of {found.file}"
 
 
@@ -184,14 +190,15 @@ def history(target: FleetTarget, *, storage: _From = None, as_json: Json = False
     for one in _rows(target, "/history", as_json=as_json, storage=storage):
         if one.get("file", "") != file:
             file = one["file"]
-            print(file)
-        print(f"{one['version']:>3}  {_time(one['at'])}  {one['who']}  {one['what']}  {one['outcome']}")
+            print(_plain(file))
+        texts = map(_plain, (one["who"], one["what"], one["outcome"]))
+        print(f"{one['version']:>3}  {_time(one['at'])}", *texts, sep="  ")
 
 
 def audit(target: FleetTarget, *, as_json: Json = False) -> None:
     """Show who has changed a service's fleet, keys and limits, the newest change first."""
     for one in _rows(target, "/audit", as_json=as_json):
-        print(f"{_time(one['at'])}  {one['who']}  {one['what']}")
+        print(_time(one["at"]), _plain(one["who"]), _plain(one["what"]), sep="  ")
 
 
 def _rows(
@@ -224,7 +231,15 @@ def read(file: str) -> dict[str, Any]:
 
 
 def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
+    try:
+        return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
+    except (OverflowError, ValueError, OSError):  # as others may have stored it
+        return f"{seconds:g} s"
+
+
+def _plain(text: str) -> str:
+    """In one line, with what could change the terminal written as an escape sequence."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def _who() -> str:

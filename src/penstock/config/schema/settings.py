@@ -139,7 +139,7 @@ class Settings(StrictModel):
         ours["PENSTOCK_API_KEY"] = ours.get("PENSTOCK_API_KEY") or given.get("VLLM_API_KEY", "")
         known = {_variable(field) for field in cls.model_fields}
         for name in ours.keys() - known:
-            if _KUBERNETES.fullmatch(name):
+            if _KUBERNETES.fullmatch(name) or name == "PENSTOCK_WEBHOOK":  # that is for `apply --from`
                 del ours[name]
             elif not nearest(name.removeprefix(PREFIX), (one.removeprefix(PREFIX) for one in known)):
                 del ours[name]
