@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from penstock.cli.client.fleet import FleetTarget
+from penstock.cli.client.fleet import planned as planned_by_service
 from penstock.config import LLMConfig, LLMServingArgs
 from penstock.config.fleet.document import document
 from penstock.config.fleet.plan import FleetPlan, plan
@@ -52,11 +56,39 @@ def test_each_version_is_a_config():
         ([A, {**B, "aliases": ["y"]}], "aliases belongs to the model"),
         ([A, {**B, "model_loading_config": {"model_id": "z"}}], "leave model_id out"),
         ([A, {"name": "a b"}], "name"),
+        ([], "unknown version 'b': there are no versions."),
     ],
 )
 def test_a_wrong_version_is_one_sentence(entries: list[dict[str, Any]], says: str):
     with pytest.raises(ConfigError, match=says):
-        fleet(*entries)
+        fleet(*entries, **({} if entries else {"canary": "b"}))
+
+
+def test_an_id_that_a_version_makes_is_not_another_models():
+    twice = (
+        r"llm_configs\[1\].versions\[1\].name: 'other@b' is used twice; .* A version makes the id MODEL@NAME"
+    )
+    models = [
+        {"model_loading_config": {"model_id": one}, "llm_engine": "sim"} for one in ("other@b", "other")
+    ]
+    with pytest.raises(ConfigError, match=twice):
+        LLMServingArgs.parse({"llm_configs": [models[0], {**models[1], "versions": [A, B]}]})
+
+
+def test_a_mistake_that_the_service_finds_is_told_by_its_place_in_the_file(tmp_path: Path):
+    class Refusing(FleetTarget):
+        def ask(self, *_words: Any, **_options: Any) -> dict[str, Any]:
+            raise ConfigError("2:\nllm_configs[1].engine_kwargs.reply: no.\nllm_configs[2].aliases: no.")
+
+    file = tmp_path / "fleet.yaml"
+    models = document(LLMServingArgs.parse({"llm_configs": [{"model_loading_config": {"model_id": "o"}}]}))
+    qwen = {"model_loading_config": {"model_id": "qwen"}, "versions": [A, B]}
+    file.write_text(yaml.safe_dump({"llm_configs": [qwen, *models["llm_configs"]]}))
+    with pytest.raises(ConfigError) as error:
+        planned_by_service(Refusing("", None), {}, str(file))
+    first, second = str(error.value).splitlines()[1:]
+    assert first == f"{file}:8: llm_configs[0].versions[1].engine_kwargs.reply: no."
+    assert second == f"{file}:11: llm_configs[1].aliases: no."
 
 
 def test_versions_need_a_gateway():

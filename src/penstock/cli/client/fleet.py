@@ -83,7 +83,7 @@ def plan(
     - `penstock plan fleet.yaml`
     - `penstock plan fleet.yaml --check --json`
     """
-    found = target.ask("POST", "/plan", {"fleet": read(file)})
+    found = planned(target, read(file), file)
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
     else:
@@ -120,8 +120,8 @@ def apply(
         fleet = read(file)
     else:
         raise ConfigError("Name the fleet's file, or with --from the storage of a service that was lost.")
-    planned = target.ask("POST", "/plan", {"fleet": fleet})
-    return apply_planned(target, fleet, planned, what)
+    found = planned(target, fleet, None if storage else file)
+    return apply_planned(target, fleet, found, what)
 
 
 def _stored(target: FleetTarget, storage: str, version: str | None) -> tuple[dict[str, Any], str]:
@@ -155,6 +155,27 @@ def _stored(target: FleetTarget, storage: str, version: str | None) -> tuple[dic
         )
     fleet = unmasked(found.fleet, lambda path: os.environ[names[path]])
     return fleet, f"version {found.version} of {found.file}"
+
+
+def planned(target: FleetTarget, fleet: dict[str, Any], file: str | None) -> dict[str, Any]:
+    """The service's plan of a fleet. file: where it was read. Raises: Error, with places in the file."""
+    try:
+        return target.ask("POST", "/plan", {"fleet": fleet})
+    except ConfigError as error:
+        if file is None:
+            raise
+        from penstock.config import load_configs
+
+        models = load_configs(file)  # the service has one for each version
+
+        def place(found: re.Match[str]) -> str:
+            where = models[int(found[1])].location
+            for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", found[2]):
+                where = where / (name or int(index))
+            return str(where)
+
+        pattern = r"^llm_configs\[(\d+)\]((?:\.\w+|\[\d+\])*)"
+        raise ConfigError(re.sub(pattern, place, str(error), flags=re.MULTILINE)) from error
 
 
 def apply_planned(target: FleetChange, fleet: dict[str, Any], planned: dict[str, Any], what: str = "") -> int:

@@ -139,22 +139,23 @@ def _models(
         values, location = _from_file(entry, location, faults)
     elif isinstance(entry, LLMConfig):
         location = entry.location
-    _see(_model_id(values), location, seen, faults)
+    where = location / "model_loading_config" / "model_id"
+    _see(_model_id(values), where, seen, faults)
     config = values if isinstance(values, LLMConfig) else LLMConfig.parse(values, location)
     models = with_versions(config, location)
     for one in models:
         if one.model_id != config.model_id:
-            _see(one.model_id, location, seen, faults)
+            _see(one.model_id, one.location / "name", seen, faults)
     return models
 
 
-def _see(model_id: str | None, location: Location, seen: dict[str, Location], faults: ErrorCollector) -> None:
-    if model_id in seen:
-        first = seen[model_id] / "model_loading_config" / "model_id"
-        where = location / "model_loading_config" / "model_id"
-        faults.found.append(where.says(f"{model_id!r} is used twice; model ids must differ. First: {first}."))
-    elif model_id is not None:
-        seen[model_id] = location
+def _see(model_id: str | None, where: Location, seen: dict[str, Location], faults: ErrorCollector) -> None:
+    first = seen.setdefault(model_id, where) if model_id is not None else where
+    if first is not where:
+        is_made = "versions" in (*where.path, *first.path)
+        made = " A version makes the id MODEL@NAME." if is_made else ""
+        text = f"{model_id!r} is used twice; model ids must differ. First: {first}.{made}"
+        faults.found.append(where.says(text))
 
 
 def _from_file(name: str, location: Location, faults: ErrorCollector) -> tuple[Any, Location]:

@@ -64,7 +64,8 @@ def unknown(what: str, name: str, known: Iterable[str], where: str | None = None
 
     where: shown instead of the known names, if they are too many to list.
     """
-    names = sorted(known)
+    if not (names := sorted(known)):
+        return f"unknown {what} {name!r}: there are no {what}s."
     guess = nearest(name, names)
     text = f"unknown {what} {name!r}" + (f"; did you mean {guess!r}?" if guess else ".")
     return f"{text} {where}" if where else f"{text} Known: {', '.join(names)}."
