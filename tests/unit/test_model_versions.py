@@ -16,8 +16,10 @@ from penstock.config import LLMConfig, LLMServingArgs
 from penstock.config.fleet.document import document
 from penstock.config.fleet.plan import FleetPlan, plan
 from penstock.errors import ConfigError, ModelNotFound
+from penstock.preflight.start import missing_folders
 from penstock.serve.builders import build_llm_deployment, versions
 from penstock.serve.gateway.catalogue import Catalogue, ServedModel
+from penstock.serve.gateway.telemetry.shadows import _append
 from penstock.serve.routing.split import pick
 
 pytestmark = pytest.mark.parity("X15")
@@ -64,6 +66,11 @@ def test_a_wrong_version_is_one_sentence(entries: list[dict[str, Any]], says: st
         fleet(*entries, **({} if entries else {"canary": "b"}))
 
 
+def test_steps_of_a_canary_do_not_fall():
+    with pytest.raises(ConfigError, match=r"canary.steps: must not fall, and 5 comes after 50\."):
+        fleet(A, B, canary={"version": "b", "steps": [50, 50, 5]})
+
+
 def test_an_id_that_a_version_makes_is_not_another_models():
     twice = (
         r"llm_configs\[1\].versions\[1\].name: 'other@b' is used twice; .* A version makes the id MODEL@NAME"
@@ -89,6 +96,18 @@ def test_a_mistake_that_the_service_finds_is_told_by_its_place_in_the_file(tmp_p
     first, second = str(error.value).splitlines()[1:]
     assert first == f"{file}:8: llm_configs[0].versions[1].engine_kwargs.reply: no."
     assert second == f"{file}:11: llm_configs[1].aliases: no."
+
+
+def test_the_folder_for_answers_of_a_shadow_must_be_there(tmp_path: Path):
+    shadow = {"version": "b", "answers": str(tmp_path / "none" / "shadow.jsonl")}
+    _, b, _ = fleet(A, B, shadow=shadow).llm_configs
+    assert missing_folders(b) == [
+        f"llm_configs[0].shadow.answers: '{tmp_path}/none' is no folder of this machine."
+    ]
+    (tmp_path / "none").mkdir()
+    assert missing_folders(b) == []
+    _append(shadow["answers"], b"{}")
+    assert Path(shadow["answers"]).stat().st_mode & 0o777 == 0o600
 
 
 def test_versions_need_a_gateway():

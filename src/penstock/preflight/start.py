@@ -102,6 +102,12 @@ def missing_folders(config: LLMConfig) -> list[str]:
 
     None where nothing reads it, or the user's own code may make it.
     """
+    shadow = config.version and config.version.shadow
+    if shadow and shadow.answers and not (folder := Path(shadow.answers).parent).is_dir():
+        where = config.location
+        is_entry = where.path[-2:-1] == ("versions",)
+        where = replace(where, path=where.path[:-2]) if is_entry else where / "version"
+        return [(where / "shadow" / "answers").says(f"'{folder}' is no folder of this machine.")]
     if config.server_cls is not None or config.callback_config.callback_class is not None:
         return []
     loading, lora = config.model_loading_config, config.lora_config

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator
 
 from penstock.config.schema.paths import LocalFile
 from penstock.config.schema.strict import NAMED, StrictModel, matching, optional, setting
@@ -49,13 +50,22 @@ class CanaryConfig(StrictModel):
     )
     max_itl_ratio: float = setting(1.5, "The same of the time between tokens.", ge=1)
 
+    @field_validator("steps")
+    @classmethod
+    def _rising(cls, steps: list[float]) -> list[float]:
+        if fall := next((pair for pair in pairwise(steps) if pair[0] > pair[1]), None):
+            raise ValueError(f"must not fall, and {fall[1]:g} comes after {fall[0]:g}.")
+        return steps
+
 
 class ShadowConfig(StrictModel):
     """A version that answers some requests for other versions as well, unseen by clients."""
 
     version: VersionName = Field(description="Its name.")
     share: float = setting(0.1, "The part of the other versions' requests that it gets, too.", gt=0, le=1)
-    answers: LocalFile | None = optional("File to which both answers are appended, as JSON Lines.")
+    answers: LocalFile | None = optional(
+        "File to which both answers are appended, as JSON Lines; for its user only."
+    )
 
 
 def _named(value: object) -> object:

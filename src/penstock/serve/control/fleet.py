@@ -397,7 +397,8 @@ def _not_here(found: FleetPlan, after: LLMServingArgs) -> list[str]:
     begun = {
         one.model
         for one in found.models
-        if one.action in ("added", "rolled") or any(change.path in ADAPTERS for change in one.changes)
+        if one.action in ("added", "rolled")
+        or any(change.path in ADAPTERS or change.path.startswith("version.shadow") for change in one.changes)
     }
     parts = [half for config in after.llm_configs if config.model_id in begun for half in halves(config)]
     return list(dict.fromkeys(text for config in parts for text in missing_folders(config)))

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -93,5 +94,5 @@ class Shadows:
 
 def _append(file: str, line: bytes) -> None:
     line = msgspec.json.format(line, indent=-1)  # the client's own JSON may have several lines
-    with Path(file).open("ab", buffering=0) as out:  # gateways share it
+    with open(file, "ab", buffering=0, opener=partial(os.open, mode=0o600)) as out:  # gateways share it
         out.write(line + b"\n")
