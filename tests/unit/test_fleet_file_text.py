@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.serve.fleet_models import _fleet, _write
+from penstock.cli.serve.fleet_models import _fleet, _without, _write
 from penstock.config.fleet.file_text import with_model, without_model
 from penstock.errors import ConfigError
 
@@ -91,3 +91,8 @@ def test_a_file_that_was_edited_meanwhile_is_written_where_it_means_the_same(tmp
     with pytest.raises(ConfigError, match="other changes"):
         _write(file, FIRST, edit(FIRST), edit, fleet)
     assert [one.name for one in tmp_path.iterdir()] == ["fleet.yaml"]
+
+
+def test_a_model_is_not_removed_by_its_alias():
+    with pytest.raises(ConfigError, match="'x' is an alias of the model 'a': name that one"):
+        _without("x", None, FIRST + SECOND)

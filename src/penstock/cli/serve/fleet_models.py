@@ -74,10 +74,12 @@ def _without(name: str, file: Path | None, text: str) -> str:
     from penstock.config.fleet.file_text import without_model
     from penstock.config.messages.problems import unknown
 
-    ids = _ids(text, file)
-    found = [index for index, one in enumerate(ids) if one == name]
-    if ids and not found:
-        raise ConfigError(unknown("model", name, ids))
+    models = _models(text, file)
+    found = [index for index, (one, _) in enumerate(models) if one == name]
+    if owner := next((one for one, aliases in models if not found and name in aliases), None):
+        raise ConfigError(f"{name!r} is an alias of the model {owner!r}: name that one, or edit the file.")
+    if models and not found:
+        raise ConfigError(unknown("model", name, {one for one, _ in models}))
     for index in reversed(found or [0]):  # a file without such a list is refused there
         text = without_model(text, index)
     return text
@@ -110,16 +112,16 @@ def _text(target: FleetChange, file: Path | None) -> str:
     return file_text.dumped(fleet)
 
 
-def _ids(text: str, file: Path | None) -> list[str]:
-    """Of the models in `llm_configs`; versions that run have their model's."""
+def _models(text: str, file: Path | None) -> list[tuple[str, list[str]]]:
+    """Ids of the models in `llm_configs`, and aliases; versions that run have their model's id."""
     from penstock.config.loading import yaml_source
 
-    ids: list[str] = []
+    models: list[tuple[str, list[str]]] = []
     for entry in yaml.safe_load(text).get("llm_configs", []):
         values = yaml_source.read(entry, file and file.parent).data if isinstance(entry, str) else entry
         version = values.get("version") or {"of": values["model_loading_config"]["model_id"]}
-        ids.append(version["of"])
-    return ids
+        models.append((version["of"], values.get("aliases", [])))
+    return models
 
 
 def _apply(target: FleetChange, name: str, file: Path | None, edit: Callable[[str], str], todo: str) -> int:
