@@ -90,6 +90,7 @@ def test_an_apply_keeps_engines_and_a_rollback_takes_it_back(service: Service):
     assert "Nothing changes." in service.run("apply", file)
     service.run("rollback")
     assert service.ask("x").status_code == 404
+    assert service.run("rollback", "1").startswith("Nothing changes.")
     kept = ("LLMServer:a", "LLMServer:b", "LLMControl")
     assert {name: service.pids()[name] for name in kept} == {name: before[name] for name in kept}
     rows = json.loads(service.run("history", "--json"))
@@ -201,7 +202,7 @@ def test_a_version_that_cannot_start_is_told_and_the_old_one_answers(service: Se
     assert "no such weights" in said
     assert ".." not in said
     assert "`penstock rollback`" in said
-    assert service.newest()["outcome"].startswith("failed")
+    assert service.newest()["outcome"].startswith("failed: 'a': ")
     assert service.ask("a").status_code == 200
     assert "is not there: failed" in service.run("plan", file, "--check", code=3)
     file = service.write(a={"engine_kwargs": {"start_error": "no such weights"}}, b={"aliases": ["y"]})

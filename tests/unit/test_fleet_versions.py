@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,16 @@ from tests.waiting import until
 from penstock.cli.client.fleet import FleetChange, FleetTarget, _followed, _stored, history
 from penstock.config.fleet.plan import FleetPlan
 from penstock.config.schema.settings import Settings
-from penstock.errors import ConfigError, Conflict, NotFound, Unavailable, reasons, sentence
-from penstock.serve.control import stored_fleet
+from penstock.errors import (
+    ConfigError,
+    Conflict,
+    NotFound,
+    PreconditionFailed,
+    Unavailable,
+    reasons,
+    sentence,
+)
+from penstock.serve.control import application, stored_fleet
 from penstock.serve.control.desired import DesiredStates
 from penstock.serve.control.fleet import APPLIED, APPLYING, SUPERSEDED, FleetVersions
 
@@ -85,7 +94,7 @@ async def test_an_apply_that_lacks_only_adapters_is_applied_once_they_are_there(
         return Deployed(DesiredStates(file).connection, "app", adapters=adapters)
 
     missing = ["a"]
-    patched("penstock.serve.control.application.state", lambda _: ("RUNNING", []))
+    patched("penstock.serve.control.application.state", lambda _: ("RUNNING", {}))
     for name in ("_LOOK_S", "_LOOK_AGAIN_S"):
         monkeypatch.setattr(f"penstock.serve.control.fleet.{name}", 0.01)
     first = versions()
@@ -119,6 +128,36 @@ async def test_a_save_by_a_command_that_applied_it_undoes_no_rollback(file: Path
     await versions.save(fleet("a"), "watch")
     await versions.apply(fleet("b"), "eve", take_over=True)
     assert versions.history()[1].outcome == "superseded by version 6, by eve"
+
+
+async def test_a_rollback_to_what_runs_makes_no_version(file: Path):
+    class Unchanged(WithoutRay):
+        async def _planned(self, *_: object) -> FleetPlan:
+            return FleetPlan([])
+
+    versions = Unchanged(DesiredStates(file).connection, "app")
+    versions.record(START, fleet("a"), "penstock serve")
+    said = await versions.rollback(1, "ada")
+    assert said["plan"]["is_empty"]
+    assert [one.version for one in versions.history()] == [1]
+    with pytest.raises(PreconditionFailed):
+        await versions.rollback(1, "ada", if_match="7")
+
+
+def test_each_model_that_cannot_start_is_named_with_its_reason(file: Path, patched):
+    versions = FleetVersions(DesiredStates(file).connection, "app")
+    versions._add("ci", "", APPLYING, fleet("a.b"), {})
+    said = {"LLMServer:a_b": "no weights", "LLMServer:old": "no weights either.", "LLMJobs": ""}
+    parts = {name: SimpleNamespace(message=text) for name, text in said.items()}
+    status = SimpleNamespace(value="DEPLOY_FAILED")
+    found = SimpleNamespace(
+        status=status, deployments=parts, message="Failed to update the deployments ['x']."
+    )
+    patched("penstock.serve.control.application.known", lambda: {"app": found})
+    named = ["'a.b': no weights.", "LLMServer:old: no weights either."]
+    assert versions._reasons(application.state("app")[1]) == named
+    found.message = "no module 'x'"
+    assert versions._reasons(application.state("app")[1]) == ["no module 'x'.", *named]
 
 
 def test_the_same_reason_is_said_once():

@@ -202,7 +202,7 @@ def rollback(
     body = {"who": _who(), "take_over": target.take_over} | ({} if version is None else {"version": version})
     found = target.ask("POST", "/rollback", body)
     _show(found["plan"])
-    return _followed(target, found["version"])
+    return 0 if found["plan"]["is_empty"] else _followed(target, found["version"])
 
 
 def history(target: FleetTarget, *, storage: _From = None, as_json: Json = False) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any
 
 from ray import serve
+
+_NAMES_THEM = re.compile(r"(Failed to update t|T)he deployments \[")
 
 turn = threading.RLock()
 """Held while Serve reads or makes configs of deployments, which two threads must not do at once: each
@@ -27,9 +30,13 @@ def known() -> dict[str, Any]:
         return dict(serve.status().applications)
 
 
-def state(name: str) -> tuple[str, list[str]]:
-    """The status of one ("DEPLOYING", "RUNNING", "DEPLOY_FAILED", ...), and why."""
+def state(name: str) -> tuple[str, dict[str, str]]:
+    """The status of one ("DEPLOYING", "RUNNING", "DEPLOY_FAILED", ...), and why, by deployment; under "" what
+    Serve says of the application, unless it only names deployments.
+    """
     if (application := known().get(name)) is None:
-        return "NOT_STARTED", []
-    messages = [application.message, *(one.message for one in application.deployments.values())]
-    return application.status.value, [text for text in messages if text]
+        return "NOT_STARTED", {}
+    why = {name: one.message for name, one in application.deployments.items() if one.message}
+    if application.message and not (why and _NAMES_THEM.match(application.message)):
+        why = {"": application.message, **why}
+    return application.status.value, why

@@ -154,8 +154,8 @@ class LLMControl:
             arguments = msgspec.json.decode(await read_body(receive))
             who = arguments.pop("changed_by", None)
             result = await call(**arguments)
-            if who is not None:
-                await asyncio.to_thread(self._usage().note, who, _changed(arguments, result or {}))
+            if who is not None and (text := _changed(arguments, result or {})):
+                await asyncio.to_thread(self._usage().note, who, text)
         except Error as error:
             await send_error(send, error, path)
         except asyncio.CancelledError:  # it ends while Serve is asked, and the next control answers
@@ -350,8 +350,10 @@ def _digest(fields: Mapping[str, Any]) -> str:
 
 
 def _changed(arguments: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    """For the audit log: an operation, or a new version of the fleet."""
+    """For the audit log: an operation, or a new version of the fleet; "" for a rollback to what runs."""
     if "version" in result:
+        if result["plan"]["is_empty"] and "fleet" not in arguments:
+            return ""
         return f"version {result['version']} of the fleet, as {result['who']}: {result['what']}"
     on = f" on {arguments['replica']}" if arguments.get("replica") else ""
     failed = "" if result["ok"] else ": failed"

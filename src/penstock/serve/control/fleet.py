@@ -26,6 +26,7 @@ from ray.serve.exceptions import RayServeException
 from penstock import progress
 from penstock.config import LLMConfig, LLMServingArgs
 from penstock.config.derive.prefill import halves
+from penstock.config.derive.serve_options import deployment_name
 from penstock.config.fleet.changes import ADAPTERS
 from penstock.config.fleet.document import Document, StartSettings, document
 from penstock.config.fleet.plan import FleetPlan, plan
@@ -40,7 +41,6 @@ from penstock.errors import (
     NotFound,
     PreconditionFailed,
     reason,
-    reasons,
     sentence,
 )
 from penstock.preflight.start import missing_folders
@@ -225,11 +225,9 @@ class FleetVersions:
     async def show(self) -> dict[str, Any]:
         """The newest version, without secrets. held_up: what Serve says of an apply that goes on."""
         newest = self._newest()
-        held_up = (
-            [] if newest.outcome != APPLYING else (await asyncio.to_thread(application.state, self._app))[1]
-        )
-        held_up = list(dict.fromkeys(map(reason, held_up)))
+        held_up: list[str] = []
         if newest.outcome == APPLYING:
+            held_up = self._reasons((await asyncio.to_thread(application.state, self._app))[1])
             held_up += [f"Replicas of '{model}' load adapters." for model in self._adapters()[0]]
         fleet = masked(self._document(newest.version))
         return {**msgspec.to_builtins(newest), "held_up": held_up, "fleet": fleet}
@@ -241,9 +239,16 @@ class FleetVersions:
         return {"version": newest.version, **found.plain()}
 
     async def apply(
-        self, fleet: Document, who: str, if_match: str | None = None, take_over: bool = False, what: str = ""
+        self,
+        fleet: Document,
+        who: str,
+        if_match: str | None = None,
+        take_over: bool = False,
+        what: str = "",
+        always: bool = True,
     ) -> dict[str, Any]:
-        """Begins to apply a fleet. if_match: the version that must be the newest one.
+        """Begins to apply a fleet. if_match: the version that must be the newest one. always: also one that
+        changes nothing; otherwise that makes no version.
 
         Raises: ConfigError for a fleet that cannot be built; nothing has changed then. Conflict while another
         apply goes on. PreconditionFailed.
@@ -263,6 +268,8 @@ class FleetVersions:
             found = await self._planned(newest, fleet)
             if found.faults:
                 raise ConfigError(" ".join(found.faults))
+            if found.is_empty and not always:
+                return {**msgspec.to_builtins(newest), "plan": found.plain()}
             # Of a version that is not there, old replicas may run which the same surge must not stop.
             earlier = {} if newest.outcome == APPLIED else self._document(newest.version, "surges")
             surges = {one.model: one.surge_percent for one in found.models if one.surge}
@@ -276,7 +283,8 @@ class FleetVersions:
     async def rollback(
         self, version: int | None, who: str, if_match: str | None = None, take_over: bool = False
     ) -> dict[str, Any]:
-        """Applies an earlier version as a new one. version: None for the last one that was applied before.
+        """Applies an earlier version as a new one, unless that changes nothing. version: None for the last
+        one that was applied before.
 
         Raises: as `apply`; NotFound.
         """
@@ -287,7 +295,7 @@ class FleetVersions:
                 raise BadRequest("There is no earlier version that was applied.")
             version = good[0]
         match, what = if_match or str(newest.version), f"rollback to version {version}"
-        return await self.apply(self._document(version), who, match, take_over, what)
+        return await self.apply(self._document(version), who, match, take_over, what, always=False)
 
     async def save(self, fleet: Document, who: str) -> dict[str, Any] | str:
         """Applies what a file says when it is saved, in place of what is being applied now; see `apply`.
@@ -342,7 +350,12 @@ class FleetVersions:
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             free = ray.available_resources() if _CAN_SURGE else None
             found = plan(before, after, restarts, nodes, free, can_grow=is_guest)
-            return found if is_guest else replace(found, faults=[*found.faults, *_not_here(found, after)])
+            faults = [
+                *found.faults,
+                *faults_of_storage(after),
+                *(() if is_guest else _not_here(found, after)),
+            ]
+            return replace(found, faults=faults)
 
         found = await asyncio.to_thread(planned)
         if newest.outcome == APPLIED:
@@ -376,10 +389,17 @@ class FleetVersions:
                     elif not (kept or late):
                         return self._end(version, APPLIED, said)
                 if status == "DEPLOY_FAILED":
-                    return self._end(version, f"failed: {reasons(messages)}", said)
+                    return self._end(version, f"failed: {' '.join(self._reasons(messages))}", said)
         except Exception as error:  # Serve's and Ray's, of many kinds
             log.exception("Version %d of the fleet cannot be applied", version)
             self._end(version, f"failed: {reason(str(error))}", said)
+
+    def _reasons(self, messages: Mapping[str, str]) -> list[str]:
+        """Each with its model. messages: by deployment, "" for none."""
+        configs = self._document(self._newest().version)["llm_configs"]
+        models = [one["model_loading_config"]["model_id"] for one in configs]
+        names = {"": "", **{deployment_name(model): f"'{model}': " for model in models}}
+        return [names.get(name, f"{name}: ") + sentence(reason(text)) for name, text in messages.items()]
 
     def _deploy(self, version: int) -> None:
         with self._deploying:  # the thread of an apply that was taken over goes on
