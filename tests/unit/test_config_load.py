@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.models.faults import quick_faults
 from penstock.cli.models.options import Arguments
 from penstock.cli.models.plan import make_plan
 from penstock.config import LLMConfig, LLMServingArgs, load_applications, load_configs
@@ -354,3 +355,19 @@ def test_a_mistyped_form_is_told_as_such(tmp_path: Path):
     file.write_text("llm_confgs:\n- model_loading_config: {model_id: a}\n")
     with pytest.raises(ConfigError, match=r"1: .*unknown key 'llm_confgs'; did you mean 'llm_configs'"):
         load_applications(file)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        *(("foo://x", "foo"), ("simplecache::s33://x", "s33")),
+        *((url, "") for url in ("s3://x", "gcs://x", "file:///x", "simplecache::s3://x", "folder")),
+    ],
+)
+def test_storage_has_a_protocol_that_there_is(tmp_path, url: str, name: str):
+    model = "llm_configs: [{model_loading_config: {model_id: a}}]"
+    file = write(tmp_path, "a.yaml", f"jobs: {{storage: '{url}'}}\n{model}\n")
+    said = (
+        f"{file}:1: jobs.storage: unknown protocol '{name}'. Name a folder, or a URL such as s3://bucket/x."
+    )
+    assert quick_faults([file], all_here=True) == ([said] if name else [])

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.config import LLMConfig, Settings, accelerator_kind
+from penstock.config import LLMConfig, LLMServingArgs, Settings, accelerator_kind
 from penstock.config.messages.location import Location
 from penstock.config.messages.problems import config_error, nearest
 from penstock.engines.vllm.arguments.defaults import Shape, with_defaults
@@ -95,6 +95,19 @@ def said(config: LLMConfig, mistake: Mistake) -> str:
         return f"--{mistake.argument.replace('_', '-')}: {mistake.text}"
     where = config.location if config.location.lines else Location()
     return where.says(f"{config.model_source}: {mistake.text}")
+
+
+def faults_of_storage(serving: LLMServingArgs) -> list[str]:
+    """A sentence for `jobs.storage` with a protocol that there is not."""
+    url = serving.jobs and serving.jobs.storage
+    if not url or "://" not in url:
+        return []
+    from penstock.sources.fsspec_store import unknown_protocol  # takes a moment
+
+    if (name := unknown_protocol(url)) is None:
+        return []
+    wrong = f"unknown protocol {name!r}. Name a folder, or a URL such as s3://bucket/x."
+    return [(serving.location / "jobs" / "storage").says(wrong)]
 
 
 def missing_folders(config: LLMConfig) -> list[str]:

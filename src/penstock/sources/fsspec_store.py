@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from fsspec import available_protocols
 from fsspec.callbacks import Callback
 from fsspec.core import url_to_fs
 
@@ -19,6 +20,12 @@ _VERSIONS = (
 )
 """What file systems tell of a file's content, the surest first; in lower case, without `-` and `_`."""
 _unversioned: set[str] = set()  # sources that the log has named
+
+
+def unknown_protocol(url: str) -> str | None:
+    """One of a URL, or of those within it, that fsspec does not know."""
+    names = url.partition("://")[0].split("::")
+    return next((name for name in names if name not in ("", *available_protocols())), None)
 
 
 class FsspecSource(FileSource):

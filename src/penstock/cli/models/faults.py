@@ -26,7 +26,7 @@ from penstock.config.schema.strict import RootConfig
 from penstock.engines import callback
 from penstock.engines.check import check_arguments, find_unknown
 from penstock.errors import ConfigError, Error
-from penstock.preflight.start import missing_folders
+from penstock.preflight.start import faults_of_storage, missing_folders
 
 _GATEWAY = "gateway"
 _OF_ENGINE = {"model_loading_config", "llm_engine", "engine_kwargs"}
@@ -111,6 +111,7 @@ def _read(files: Sequence[str]) -> _Read:
             read.applications += [(file, application) for application in found]
             for args in (application.args for application in found):
                 read.configs += args.llm_configs
+                read.problems += faults_of_storage(args)
                 read.gateways.append((args.gateway, args.location / _GATEWAY))
     all_known = all(config.model_id not in files for config in read.configs)
     named = read.configs if all_known else []

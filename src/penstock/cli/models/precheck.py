@@ -43,6 +43,7 @@ def planned(arguments: Arguments) -> ServePlan:
         found = ErrorCollector(
             faults_of_gateway(plan.gateway, plan.serving.location / "gateway", plan.configs)
         )
+        found.found += start.faults_of_storage(plan.serving)
         with found.collecting():
             plan.refuse_serve_only()
         with found.collecting():

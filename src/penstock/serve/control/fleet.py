@@ -43,7 +43,7 @@ from penstock.errors import (
     reason,
     sentence,
 )
-from penstock.preflight.start import missing_folders
+from penstock.preflight.start import faults_of_storage, missing_folders
 from penstock.serve.control import application, stored_fleet
 from penstock.serve.control.stored_fleet import APPLIED, APPLYING, SUPERSEDED, FleetVersion, StoredVersion
 
