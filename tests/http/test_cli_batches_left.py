@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from typing import Any
 
 import pytest
 from batch_submit import begin, run, submit
@@ -21,9 +22,9 @@ async def test_a_submit_that_is_left_while_its_batch_is_created_says_what_become
     source.write_bytes(lines([line("a"), line("b")]))
     create, asked, gone = jobs.service.create_batch, asyncio.Event(), asyncio.Event()
 
-    async def slow(content: bytes):
+    async def slow(*given: Any):
         if created:
-            await create(content)
+            await create(*given)
         asked.set()
         await gone.wait()
         raise Unavailable("The client has gone.")
@@ -50,7 +51,7 @@ async def test_a_submit_that_is_left_before_its_file_is_sent_says_that_nothing_r
     source.write_bytes(lines([line("a")]))
     asked, gone = asyncio.Event(), asyncio.Event()
 
-    async def slow(content_type: str, pieces):
+    async def slow(*given: Any):
         asked.set()
         await gone.wait()
         raise Unavailable("The client has gone.")

@@ -58,15 +58,14 @@ def test_open_streams_may_finish_until_a_second_signal_cuts_them(free_port: int)
 
 
 @pytest.mark.parametrize("name", ["gcs_server", "raylet"])
-def test_without_ray_streams_end_with_an_error_and_the_command_at_once(name: str, free_port: int):
+def test_without_ray_streams_break_off_and_the_command_ends_at_once(name: str, free_port: int):
     with serving("slow", "--engine", "sim", "--port", str(free_port), *SLOW) as command:
         long = ask(free_port, "long", "slow")
         assert next(piece for piece in long if piece)
         (process,) = [process for process in command.living() if process.name() == name]
         process.kill()
-        with pytest.raises(openai.APIError) as told:
+        with pytest.raises(openai.APIError):  # they wait for another replica until their gateway is ended
             list(long)
-        assert not isinstance(told.value, openai.APIConnectionError)
         assert command.exit_code() == 1
         assert f"its process '{name}' is gone" in command.err[0]
         assert command.left() == []
