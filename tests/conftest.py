@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from multiprocessing.util import get_temp_dir
 from shutil import rmtree
 from tempfile import mkdtemp
 
@@ -17,6 +18,8 @@ from tests.ports import unused
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; its children would, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+get_temp_dir()  # of multiprocessing in this process: below a test's own folder its sockets' paths are too long
 
 logging.getLogger("penstock").setLevel(logging.WARNING)  # vLLM changes the root's where it is imported
 
