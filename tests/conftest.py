@@ -19,7 +19,7 @@ from tests.ports import unused
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; its children would, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-get_temp_dir()  # of multiprocessing in this process: below a test's own folder its sockets' paths are too long
+get_temp_dir()  # of multiprocessing, for this process: a test's own folder is too long for its sockets
 
 logging.getLogger("penstock").setLevel(logging.WARNING)  # vLLM changes the root's where it is imported
 
