@@ -168,7 +168,8 @@ class Steps:
         shown: set[str] = set()
         gateway = Service(plan.gateway.local_url, own=True)
         while not self._stop.wait(_LOOK_S):
-            status, messages = state(self._name)
+            status, why = state(self._name)
+            messages = [*why.values()]
             for message in messages:
                 if _SLOW_START in message:
                     continue  # the display says what takes its time
