@@ -277,7 +277,7 @@ async def test_replicas_that_fail_together_end_nothing(served: Served, way: int 
     async with served.http() as http:
         asking = [asyncio.create_task(whole(http, n % 2 == 0)) for n in range(48)]
         await until(lambda: all(one.in_flight >= 12 for one in served.table))
-        await asyncio.sleep(0.3)
+        await until(lambda: served._gateway._dispatch._records.reserved)
         asking += [asyncio.create_task(whole(http, n % 2 == 0)) for n in range(12)]
         await served.replica(**slowly)
         for one in doomed:

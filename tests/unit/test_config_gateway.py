@@ -93,6 +93,12 @@ def test_a_secret_that_signs_nothing_is_refused(secret: str, monkeypatch):
         Settings.read()
 
 
+@pytest.mark.parametrize("name", ["search\n", "a b", "", "-a", 65 * "a"])
+def test_a_name_is_one_from_its_first_character_to_its_last(name: str):
+    with pytest.raises(ConfigError, match="must be at most 64 letters"):
+        GatewayConfig.parse({"keys": [{"tenant": name, "name": "n", "hash": f"sha256:{64 * '0'}"}]})
+
+
 def test_prices_are_finite():
     with pytest.raises(ConfigError, match="must be a finite number"):
         GatewayConfig.parse({"prices": {"m": {"input": float("inf")}}})

@@ -38,14 +38,11 @@ def masked(value: Any) -> Any:
     if isinstance(value, dict):
         entries = typing.cast("dict[Any, Any]", value)
         shown = {"key"} if "cert" in entries else set[str]()  # a file beside the certificate's
-        return {
-            k: _variables(v)
-            if k == "env_vars" and isinstance(v, dict)
-            else STARS
-            if is_secret(str(k)) and v and v is not True and k not in shown
-            else masked(v)
-            for k, v in entries.items()
-        }
+        hides = {k for k, v in entries.items() if is_secret(str(k)) and v and v is not True} - shown
+        found = {k: STARS if k in hides else masked(v) for k, v in entries.items()}
+        if isinstance(variables := entries.get("env_vars"), dict):
+            found["env_vars"] = _variables(typing.cast("dict[Any, Any]", variables))
+        return found
     if isinstance(value, list):
         return [masked(item) for item in typing.cast("list[Any]", value)]
     if not isinstance(value, str):

@@ -37,7 +37,7 @@ def matching(pattern: str, words: str) -> tuple[Any, Any]:
     """For `Annotated[str, *matching(...)]`. words: what the text must be, for the message."""
 
     def check(text: str) -> str:
-        if not re.search(pattern, text):
+        if not re.fullmatch(pattern, text):  # `$` alone would take a newline at the end
             raise ValueError(f"must be {words}.")
         return text
 

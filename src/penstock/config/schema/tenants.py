@@ -136,7 +136,7 @@ class PriceConfig(StrictModel):
 _Url = Annotated[
     str,
     *matching(
-        r"^(https://|http://(127\.0\.0\.1|localhost)[:/])",
+        r"^(https://|http://(127\.0\.0\.1|localhost)[:/]).*$",
         "a URL with https, or http to localhost or 127.0.0.1",
     ),
 ]
