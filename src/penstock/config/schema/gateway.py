@@ -10,8 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_va
 
 from penstock.config.schema.paths import LocalFile
 from penstock.config.schema.settings import SentKey, Settings
-from penstock.config.schema.strict import RootConfig, StrictModel, optional, setting
-from penstock.config.schema.tenants import KeyConfig, Name, OidcConfig, PriceConfig, TenantConfig
+from penstock.config.schema.strict import Name, RootConfig, StrictModel, optional, setting
+from penstock.config.schema.tenants import KeyConfig, OidcConfig, PriceConfig, TenantConfig
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 _REACHED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # what listens on all addresses is reached on this one

@@ -6,7 +6,7 @@ import importlib
 import os
 import re
 from collections.abc import Iterator
-from typing import Any, Self, TextIO, TypeVar
+from typing import Annotated, Any, Self, TextIO, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
 
@@ -15,7 +15,7 @@ from penstock.config.messages.problems import translated
 from penstock.config.messages.redact import masked
 
 T = TypeVar("T")
-NAMED = "at most 64 letters, digits, dots, dashes and underscores, with a letter or digit first"
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
 def setting(default: T, description: str, **limits: Any) -> T:
@@ -42,6 +42,13 @@ def matching(pattern: str, words: str) -> tuple[Any, Any]:
         return text
 
     return Field(json_schema_extra={"pattern": pattern}), AfterValidator(check)
+
+
+Name = Annotated[
+    str,
+    *matching(NAME, "at most 64 letters, digits, dots, dashes and underscores, with a letter or digit first"),
+]
+"""Of a tenant, a key or a version."""
 
 
 class StrictModel(BaseModel):

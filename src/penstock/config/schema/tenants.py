@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from penstock.config.schema.strict import (
-    NAMED,
+    Name,
     RootConfig,
     StrictModel,
     matching,
@@ -45,14 +45,12 @@ _POOLING = (
     *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
 )
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 _HASH = r"^sha256:[0-9a-f]{64}$"
 _MOST = 10**15  # of a limit
 _SHORTEST_KEY = 20  # characters of a key that a person chose: its hash must not be guessed
 _SPAN, _UNITS = re.compile(r"(\d{1,6})([mhd])"), {"m": 60, "h": 3600, "d": 86_400}
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
-Name = Annotated[str, *matching(NAME, NAMED)]
 _Hash = Annotated[
     str, *matching(_HASH, "`sha256:` and 64 hexadecimal digits, as `penstock keys create` writes it")
 ]

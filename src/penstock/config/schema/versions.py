@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, field_validator
 
 from penstock.config.schema.paths import LocalFile
-from penstock.config.schema.strict import NAMED, StrictModel, matching, optional, setting
+from penstock.config.schema.strict import Name, StrictModel, optional, setting
 
-VersionName = Annotated[str, *matching(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", NAMED)]
 Sticky = Literal["user", "session", "none"]
 
 
@@ -22,9 +21,7 @@ class VersionEntry(StrictModel):
 
     model_config = ConfigDict(extra="allow")
 
-    name: VersionName = Field(
-        description="The part behind the `@` in `qwen@b`, by which it can be asked for alone."
-    )
+    name: Name = Field(description="The part behind the `@` in `qwen@b`, by which it can be asked for alone.")
     weight: float = setting(
         1.0,
         "Its share of the model's requests, beside the other weights. 0 for none.",
@@ -36,7 +33,7 @@ class VersionEntry(StrictModel):
 class CanaryConfig(StrictModel):
     """A version whose share is raised by steps, as long as it does as well as the others."""
 
-    version: VersionName = Field(description="Its name.")
+    version: Name = Field(description="Its name.")
     steps: list[Annotated[float, Field(gt=0, le=100)]] = setting(
         [5.0, 25.0, 50.0, 100.0], "Its share of the requests in each step, in percent.", min_length=1
     )
@@ -61,7 +58,7 @@ class CanaryConfig(StrictModel):
 class ShadowConfig(StrictModel):
     """A version that answers some requests for other versions as well, unseen by clients."""
 
-    version: VersionName = Field(description="Its name.")
+    version: Name = Field(description="Its name.")
     share: float = setting(0.1, "The part of the other versions' requests that it gets, too.", gt=0, le=1)
     answers: LocalFile | None = optional(
         "File to which both answers are appended, as JSON Lines; for its user only."
@@ -73,15 +70,15 @@ def _named(value: object) -> object:
     return {"version": value} if isinstance(value, str) else value
 
 
-Canary = Annotated[CanaryConfig | None, BeforeValidator(_named, CanaryConfig | VersionName | None)]
-Shadow = Annotated[ShadowConfig | None, BeforeValidator(_named, ShadowConfig | VersionName | None)]
+Canary = Annotated[CanaryConfig | None, BeforeValidator(_named, CanaryConfig | Name | None)]
+Shadow = Annotated[ShadowConfig | None, BeforeValidator(_named, ShadowConfig | Name | None)]
 
 
 class VersionConfig(StrictModel):
     """A config's part in a model with versions."""
 
     of: str = Field(min_length=1, description="The name of the model.")
-    name: VersionName = Field(description="The version's name.")
+    name: Name = Field(description="The version's name.")
     weight: float = setting(1.0, "Its share of the model's requests.", ge=0, allow_inf_nan=False)
     sticky: Sticky = setting("none", "As the model says it.")
     canary: CanaryConfig | None = optional("That of the model, if it is this version.")

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from penstock.config.schema.tenants import NAME, SCOPES, USUAL_SCOPES, KeyConfig, OidcConfig, hashed
+from penstock.config.schema.strict import NAME
+from penstock.config.schema.tenants import SCOPES, USUAL_SCOPES, KeyConfig, OidcConfig, hashed
 from penstock.errors import Error, Unauthorized, Unavailable
 from penstock.serve.tenancy.keys import Grant, KeyTable
 
