@@ -155,7 +155,7 @@ class Served:
 @asynccontextmanager
 async def listening(app: ASGIApp, *, ours: bool = True) -> AsyncIterator[httpx.AsyncClient]:
     """A client of `app` on a real socket. ours: whether its requests are marked as those of a gateway are."""
-    app = _marked(app) if ours else app
+    app = marked(app) if ours else app
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
@@ -173,7 +173,9 @@ async def listening(app: ASGIApp, *, ours: bool = True) -> AsyncIterator[httpx.A
     await task
 
 
-def _marked(app: ASGIApp) -> ASGIApp:
+def marked(app: ASGIApp) -> ASGIApp:
+    """Asked as by a gateway."""
+
     async def asked(scope: Scope, receive: Receive, send: Send) -> None:
         scope["extensions"] = {TRUSTED: {}}
         await app(scope, receive, send)

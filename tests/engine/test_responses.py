@@ -9,12 +9,15 @@ from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import pytest_asyncio
 from asking import CITIES, RESPONSES, ask, named_events, post
-from enginetest import MODEL_ID, Served
+from enginetest import MODEL_ID, Served, marked
 
+from penstock.openai.response_items import keeper_name, tenant_mark
+from penstock.request_context import current_replica
 from penstock.serve.gateway import openapi, routes
 from penstock.serve.gateway.catalogue import ServedModel
 
@@ -231,6 +234,26 @@ async def test_items_are_referred_to_by_their_ids(client: openai.AsyncOpenAI, st
     await client.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError, match="Send the items themselves"):
         await client.responses.create(**asked, **second)
+
+
+async def test_items_of_one_tenant_are_not_there_for_another(assistant: Served):
+    async def asked_by(tenant: str, **body: Any) -> httpx.Response:
+        current_replica.set(keeper_name("0123456789abcdef", tenant and tenant_mark(tenant)))
+        transport = httpx.ASGITransport(app=marked(assistant.engine.app()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http:
+            return await http.post(RESPONSES, json={"model": MODEL_ID, **body})
+
+    for mine, others in (("ann", ("bob", "")), ("", ("ann",))):
+        (item, *_) = (await asyncio.create_task(asked_by(mine, input=SUM))).json()["output"]
+        for reference in ({"id": item["id"]}, {"type": "item_reference", "id": item["id"]}):
+            own = await asyncio.create_task(
+                asked_by(mine, input=[reference, {"role": "user", "content": SUM}])
+            )
+            assert own.status_code == 200, own.text
+            for other in others:
+                answer = await asyncio.create_task(asked_by(other, input=[reference]))
+                assert answer.status_code == 404, answer.text
+                assert "not stored here" in answer.json()["error"]["message"]
 
 
 async def test_assistant_turns_are_read_whole_in_every_form(assistant: Served):

@@ -218,7 +218,8 @@ def test_a_gateway_changes_whole_or_not_at_all_wherever_a_change_ends(tmp_path: 
 
     def state(gateway: Gateway) -> tuple[Any, ...]:
         catalogue, dispatch, auth = gateway._catalogue, gateway._dispatch, gateway._auth
-        return {*catalogue._named}, {*dispatch._served}, auth.keyed, gateway._config.max_body_bytes
+        names = {*catalogue._named}, {*dispatch._served}, gateway._links._aliases["m"]
+        return *names, auth.keyed, gateway._tenants is not None, gateway._config.max_body_bytes
 
     async def settle(settlement: Settlement) -> Totals:
         await asyncio.sleep(0.1)
@@ -233,7 +234,7 @@ def test_a_gateway_changes_whole_or_not_at_all_wherever_a_change_ends(tmp_path: 
             task = start(gateway.reconfigure(keyed, wanted, {}))
             await asyncio.wait([task], timeout=1000)
             failed = isinstance(ended(OSError)(task), BaseException)
-            after = {"m", "x", "o"}, {"m", "o"}, True, 1000
+            after = {"m", "x", "o"}, {"m", "o"}, ("x",), True, True, 1000
             assert state(gateway) == (before if failed else after)
             await gateway.reconfigure(keyed, wanted, {})
             assert state(gateway) == after

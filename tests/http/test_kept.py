@@ -190,9 +190,10 @@ async def test_references_to_items_go_where_their_response_was_made(served: Serv
         for _ in range(4):
             made = (await http.post("/v1/responses", json={"input": "x"})).json()
             keeper = next(keeper for keeper in keepers if made["id"] in keeper.kept)
-            known = [{"type": "item_reference", "id": f"fc_{item_number(made['id'], '0a')}"}]
-            for _ in range(4):
+            known = {"id": f"fc_{item_number(made['id'], '0a')}"}
+            for named in ({}, {"type": "item_reference"}) * 3:
                 told = len(keeper.asked)
-                asked = {"input": [{"role": "user", "content": "y"}, {"type": "item_reference"}, *known]}
+                turn = {"role": "user", "content": "y", "id": "msg_" + item_number(new_id("0" * 16), 0)}
+                asked = {"input": [turn, {"type": "item_reference"}, {**named, **known}]}
                 assert (await http.post("/v1/responses", json=asked)).status_code == 200
                 assert len(keeper.asked) == told + 1

@@ -205,6 +205,7 @@ async def test_stored_responses_are_their_tenants_alone(served: Served):
                 for body in (
                     {"input": "c", "previous_response_id": made},
                     {"input": [item]},
+                    {"input": [{"id": item["id"]}]},
                     {"input": [theirs_item, item]},
                     {"input": [item], "previous_response_id": theirs},
                 ):

@@ -52,6 +52,11 @@ def mark_of(response_id: str) -> str:
     return (match[2] or "") if match else ""
 
 
+def is_of(response_id: str, keeper: str) -> bool:
+    """Whether it is a response of the tenant in `keeper`, which is as of `keeper_name`."""
+    return mark_of(response_id) == keeper.partition("_")[2]
+
+
 def item_number(response_id: str, number: int | str) -> str:
     """What follows the kind in the id of an item of the response."""
     return f"{response_id.removeprefix('resp_')}_{number}"

@@ -54,7 +54,7 @@ def _content(path: Path) -> tuple[dict[str, Any], Location]:
         return json.loads(path.read_bytes()), Location(str(path))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: is not valid JSON: {error}.") from error
 
 

@@ -76,13 +76,17 @@ class ReplicaLinks:
         A replica that does not answer in time is told with its next link.
         """
         before, self._aliases = self._aliases, aliases
-        await asyncio.gather(
-            *(
-                self._announce(replica, names)
-                for replica in self._table
-                if set(names := aliases.get(replica.model_id, ())) - set(before.get(replica.model_id, ()))
+        try:
+            await asyncio.gather(
+                *(
+                    self._announce(replica, names)
+                    for replica in self._table
+                    if set(names := aliases.get(replica.model_id, ())) - set(before.get(replica.model_id, ()))
+                )
             )
-        )
+        except BaseException:  # the next call has to tell those that have not answered
+            self._aliases = before
+            raise
 
     async def _announce(self, replica: Replica, names: Sequence[str]) -> None:
         try:

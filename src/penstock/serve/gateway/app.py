@@ -175,15 +175,16 @@ class Gateway:
         for model in models:
             self._dispatch.policy(model)
         keys = await read_keys(config)
-        if self._tenants is None and config.keyed:
-            tenants = self._make_tenants(config)
-            try:
-                await tenants.start(is_late=True)
-            except BaseException:
-                await tenants.close()
-                raise
-            self._tenants = tenants
-        await self._links.announce({model.id: model.aliases for model in models})
+        new = self._make_tenants(config) if self._tenants is None and config.keyed else None
+        try:
+            if new is not None:
+                await new.start(is_late=True)
+            await self._links.announce({model.id: model.aliases for model in models})
+        except BaseException:
+            if new is not None:
+                await new.close()
+            raise
+        self._tenants = new or self._tenants
         if self._tenants is not None:
             self._tenants.follow(config, keys)
         self._dispatch.follow(models, config.wait_for_replica_s, routers)

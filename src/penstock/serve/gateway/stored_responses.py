@@ -18,11 +18,12 @@ from penstock.serve.gateway.body import Fields
 from penstock.serve.gateway.routes import Route
 
 _RESPONSES = "/v1/responses"
-_REFERENCE = re.compile(rb'"%b"' % REFERENCE.encode())
+_REFERENCE = re.compile(rb'"%b"|\{\s*"id"\s*:[^,{}]*\}' % REFERENCE.encode())
 
 
 class _Item(msgspec.Struct):
     type: str | None = None
+    role: str | None = None
     id: str | None = None
 
 
@@ -74,12 +75,15 @@ def _previous(fields: Fields) -> str:
 
 
 def _referred_to(fields: Fields) -> list[str]:
-    """The responses of the stored items that the input refers to by their ids."""
+    """The responses of the stored items that the input refers to by their ids, in the usual forms: where they
+    go. Whose items they are, the replica knows.
+    """
     if not _REFERENCE.search(fields.input):
         return []
     try:
         items = msgspec.json.decode(fields.input, type=list[_Item])
     except msgspec.DecodeError:
         return []  # as above
-    found = (response_of(item.id or "") for item in items if item.type == REFERENCE)
+    references = [item for item in items if item.type == REFERENCE or not (item.type or item.role)]
+    found = [response_of(item.id or "") for item in references]
     return [response for response in found if response is not None]

@@ -215,13 +215,18 @@ class BoundedStore:
         return None
 
     def _item(self, item_id: str) -> Any:
-        """An item of a stored response, or of what it was made from, as the endpoint reads items."""
+        """An item of a stored response, or of what it was made from, as the endpoint reads items.
+
+        None for another tenant's, too: there are forms of a reference that the gateway does not see.
+        """
         of = response_of(item_id)
+        if of is None or not response_items.is_of(of, current_replica.get()):
+            return None
         response = self._serving.response_store.get(of)
         for item in response.output if response is not None else ():
             if item.id == item_id:
                 return item
-        for item in self._inputs.get(of or "", (None, []))[1]:
+        for item in self._inputs.get(of, (None, []))[1]:
             if item["id"] == item_id:
                 return ResponsesRequest.model_validate({"input": [item]}).input[0]
         return None
