@@ -122,10 +122,11 @@ class Control:
 
     async def _take(self, process: Process, settlement: Settlement, fate: str) -> Totals | None:
         """None where no answer comes. It goes on without the one that asks."""
-        life, store = self._life, self.stores[-1]
+        life = self._life
         await asyncio.sleep(self._dice.uniform(0, WAY_S))
         if fate == "lost" or not self.is_up or life != self._life:
             return None
+        store = self.stores[-1]
         given = msgspec.convert(msgspec.json.decode(msgspec.json.encode(settlement)), Settlement)
         if fate == "torn":
             steps = itertools.count(-self._dice.randint(1, 400))
