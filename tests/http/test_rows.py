@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +13,6 @@ from served import NODE, Replica, Served, until
 
 from penstock.data.backends.http_client import ConnectionLost
 from penstock.data.backends.replica import ReplicaClient
-from penstock.serve.http.server import Port
 from penstock.transport import rows
 from penstock.transport.address import Address
 from penstock.transport.pool import connect
@@ -158,25 +154,3 @@ async def test_after_a_broken_connection_the_next_row_opens_another(served: Serv
         with pytest.raises(ConnectionLost):
             await asking
         assert (await asked.send(PATH, body(), None)).status == 200
-
-
-async def test_a_replica_of_an_earlier_version_is_asked_by_http(served: Served):
-    replica = await served.replica(join=False)
-    asked_paths: list[str] = []
-
-    async def older(scope, receive, send):
-        asked_paths.append(scope["path"])
-        if scope["path"] == rows.PATH:
-            await send({"type": "http.response.start", "status": 404, "headers": []})
-            await send({"type": "http.response.body", "body": b"{}"})
-        else:
-            await replica.listener(scope, receive, send)
-
-    unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    unix.bind(f"\0penstock-test-{secrets.token_hex(8)}")
-    port = Port(older, unix)
-    async with client(replace(replica.address, unix=unix.getsockname().decode())) as asked:
-        answers = [await asked.send(PATH, body(), None) for _ in range(3)]
-    await port.close(grace_s=0.5)
-    assert [answer.status for answer in answers] == [200] * 3
-    assert asked_paths.count(rows.PATH) == 1

@@ -20,8 +20,6 @@ from penstock.transport import link
 from penstock.transport.connection import ReplicaConnection
 
 PATH = "/_penstock/rows"
-CONTENT_TYPE = b"application/vnd.penstock.rows"
-"""Of the response. A replica of an earlier version answers with another."""
 
 _LENGTH = struct.Struct("<I")
 _encode = msgspec.msgpack.Encoder().encode
@@ -55,10 +53,6 @@ Frame = RowCall | RowCancel
 _Message = TypeVar("_Message", Frame, RowResponse)
 decode_frame = msgspec.msgpack.Decoder(Frame).decode
 _decode_response = msgspec.msgpack.Decoder(RowResponse).decode
-
-
-class RowsUnsupported(Exception):
-    """The replica is of an earlier version, which has no such connection."""
 
 
 def framed(message: Frame | RowResponse) -> bytes:
@@ -100,11 +94,11 @@ class RowSender:
         self._ended: ConnectionError | None = None
 
     async def open(self, secret: str, sender: str) -> None:
-        """Raises: RowsUnsupported; ConnectionError."""
+        """Raises: ConnectionError."""
         self._carrier.request(link.request_head("POST", PATH, secret, sender, link.CHUNKED))
         head = await self._carrier.head()
-        if head.status != 200 or head.header(b"content-type") != CONTENT_TYPE:
-            raise RowsUnsupported
+        if head.status != 200:
+            raise ConnectionAbortedError(f"it answered {head.status} to the connection for rows")
         self._reading = asyncio.create_task(self._read())
 
     async def send(self, path: str, body: bytes, adapter: str) -> RowResponse:

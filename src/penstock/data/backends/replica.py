@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
-from urllib.parse import quote
 
 import msgspec
 
@@ -19,19 +18,16 @@ from penstock.data.backends.protocol import Response
 from penstock.data.rows.request import with_fields
 from penstock.engine import Load
 from penstock.tiers import FIELD, FLEX
-from penstock.transport import headers, link
+from penstock.transport import link
 from penstock.transport.address import Address
 from penstock.transport.pool import Pool
-from penstock.transport.rows import RowSender, RowsUnsupported
+from penstock.transport.rows import RowSender
 
 log = logging.getLogger(__name__)
 
 _Reached = TypeVar("_Reached")
 
-_JSON = (b"content-type", b"application/json")
 _RESPONSES = "/v1/responses"  # there, engines repeat the class that the body names
-_PATH = "/-_.~:@!$&'()*+,;=?"
-"""Characters of a path that need no quoting."""
 
 
 class ReplicaClient:
@@ -52,7 +48,7 @@ class ReplicaClient:
         self._reported = 0
         """Requests from here in it, at its last report."""
         self._queue_depth = QueueDepth()
-        self._opening: asyncio.Task[RowSender | None] | None = None
+        self._opening: asyncio.Task[RowSender] | None = None
         self._link = asyncio.create_task(self._follow_link())
 
     @property
@@ -92,31 +88,23 @@ class ReplicaClient:
     async def _send(self, path: str, body: bytes, adapter: str | None) -> Response:
         """Raises: as `send`."""
         rows = await self._rows()
-        if rows is None:
-            return await self._send_by_http(path, body, adapter)
         try:
             response = await rows.send(path, body, adapter or "")
         except OSError as error:
             raise ConnectionLost(str(error)) from error
         return Response(response.status, response.body, response.headers)
 
-    async def _rows(self) -> RowSender | None:
-        """The connection for rows, opened by the first of them; None for a replica that has none.
-
-        Raises: ConnectFailed.
-        """
+    async def _rows(self) -> RowSender:
+        """The connection for rows, opened by the first of them. Raises: ConnectFailed."""
         if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
             self._opening = asyncio.create_task(self._open_rows())
         return await asyncio.shield(self._opening)
 
-    async def _open_rows(self) -> RowSender | None:
+    async def _open_rows(self) -> RowSender:
         carrier = await _reached(self._pool.connect())
         rows = RowSender(carrier, self._on_rows_lost)
         try:
             await _reached(rows.open(self._secret, self._sender))
-        except RowsUnsupported:
-            rows.close()
-            return None
         except BaseException:
             rows.close()
             raise
@@ -124,24 +112,6 @@ class ReplicaClient:
 
     def _on_rows_lost(self) -> None:
         self._opening = None
-
-    async def _send_by_http(self, path: str, body: bytes, adapter: str | None) -> Response:
-        """A request of its own. Raises: as `send`."""
-        own = headers.own(self._secret, self._sender, headers.request_id(None), adapter or "", FLEX)
-        quoted = quote(path, safe=_PATH).encode()
-        connection = await _reached(self._pool.acquire())
-        try:
-            connection.request(headers.to_replica("POST", quoted, [_JSON], own, len(body)), body)
-            answer = await connection.head()
-            pieces: list[bytes] = []
-            while piece := await connection.read():
-                pieces.append(piece)
-            fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in answer.headers}
-            return Response(answer.status, b"".join(pieces), fields)
-        except OSError as error:
-            raise ConnectionLost(str(error)) from error
-        finally:
-            self._pool.release(connection)
 
     async def close(self) -> None:
         """Closes the link and the idle connections."""

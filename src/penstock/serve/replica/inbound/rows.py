@@ -46,8 +46,7 @@ class RowReceiver:
         """Until the job ends it, or after `close`, when the last row has ended."""
         reading = asyncio.create_task(self._read(receive))
         try:
-            fields = [(b"content-type", rows.CONTENT_TYPE)]
-            await send({"type": "http.response.start", "status": 200, "headers": fields})
+            await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b"", "more_body": True})
             while self._tasks or self._frames or not self._closing:
                 await self._pending.wait()
