@@ -131,7 +131,7 @@ async def test_a_program_can_catch_what_an_engine_refuses(ask: Asked):
 
 async def failed(program: Any, ask: Any) -> Failure:
     outcome = await run_program(program, {}, ask)
-    assert (outcome.state, outcome.body) == ("failed", None)
+    assert (outcome.state, bytes(outcome.body)) == ("failed", b"")
     assert outcome.failure is not None
     return outcome.failure
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from penstock.data.backends.protocol import Response
-from penstock.data.results.outcome import Failure, Outcome, bad_answer, failed
+from penstock.data.results.outcome import NO_BODY, Failure, Outcome, bad_answer, failed
 from penstock.data.rows.request import CHAT, RowRequest
 from penstock.errors import ModelNotFound, OwnCodeFailed
 
@@ -120,11 +120,11 @@ def response_failure(response: Response, attempts: int) -> Failure:
     return Failure(code=code, message=str(message), stage="engine", attempts=attempts, status=status)
 
 
-def _envelope(body: bytes) -> msgspec.Raw | None:
+def _envelope(body: bytes) -> msgspec.Raw:
     """The body itself if it is an error in OpenAI's or Anthropic's form, of a usual size."""
     known = len(body) <= _MOST_ERROR and isinstance(_error(body).get("type"), str)
     is_envelope = body.startswith((b'{"error"', b'{"type":"error"'))
-    return msgspec.Raw(body) if known and is_envelope else None
+    return msgspec.Raw(body) if known and is_envelope else NO_BODY
 
 
 def _error(body: bytes) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from penstock.data.job.spec import JobSpec
 from penstock.data.journal.index import Index
 from penstock.data.results.columns import ANSWERS, ERROR, result_columns, result_schema
 from penstock.data.results.merge import merge, rename_own
-from penstock.data.results.outcome import Outcome
+from penstock.data.results.outcome import NO_BODY, Outcome
 from penstock.data.storage.paths import StoragePath, atomic_write, unfinished_files
 from penstock.data.storage.readers import COMPRESSIONS, EXTENSIONS, FileFormat, InputRow, format_of
 from penstock.data.storage.source import InputFiles
@@ -91,7 +91,7 @@ class OutputWriter:
 
         def rows() -> Iterator[OutputRow]:
             for row, end in self._completed(index, states):
-                size_bytes = row.size_bytes + len(end.body or b"")
+                size_bytes = row.size_bytes + len(end.body)
                 yield OutputRow(row.number, size_bytes, make_row(row, end))
 
         schema = self._writer.infer_schema(rows(), {**self._known(ours), **ours}, ours)
@@ -157,7 +157,8 @@ class OutputWriter:
         if failure is None or failure.status is None:
             return _line(row, None, error)
         body = outcome.body or {"error": {**(error or {}), "type": failure.to_error().type, "param": None}}
-        return _line(row, {"status_code": failure.status, "request_id": _id(None, row), "body": body}, error)
+        response = {"status_code": failure.status, "request_id": _id(NO_BODY, row), "body": body}
+        return _line(row, response, error)
 
     def _remove_unfinished(self) -> None:
         """Removes files that a killed run left unfinished."""
@@ -229,9 +230,9 @@ class _Id(msgspec.Struct):
     id: str | None = None
 
 
-def _id(body: msgspec.Raw | None, row: InputRow) -> str:
+def _id(body: msgspec.Raw, row: InputRow) -> str:
     try:
-        found = msgspec.json.decode(body, type=_Id).id if body is not None else None
+        found = msgspec.json.decode(body, type=_Id).id if body else None
     except msgspec.ValidationError:
         found = None
     return found or f"req_{row.number}"

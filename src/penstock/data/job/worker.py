@@ -19,7 +19,7 @@ from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
 from penstock.data.job.protocol import RowCompleted, WorkerHandle, WorkerUpdate, WorkItem
 from penstock.data.journal.segment import Entry, Segment
-from penstock.data.results.outcome import Failure, Outcome, bad_answer, failed
+from penstock.data.results.outcome import NO_BODY, Failure, Outcome, bad_answer, failed
 from penstock.data.results.responses import ResponseUsage, invalid_reason
 from penstock.data.storage.paths import StoragePath
 from penstock.engine import Progress, no_progress
@@ -124,12 +124,12 @@ class BatchWorker:
         """Raises: Penstock's errors, since then no row can run; any other exception fails only its row."""
         try:
             outcome = await self._window.run(item.request, item.deaths)
-            if outcome.state != "ok" or outcome.body is None:
+            if outcome.state != "ok":
                 return outcome
             if (fault := invalid_reason(item.request.path, outcome.body)) is None:
                 return outcome
             failure = bad_answer(fault, outcome.attempts)
-            return msgspec.structs.replace(outcome, state="failed", body=None, failure=failure)
+            return msgspec.structs.replace(outcome, state="failed", body=NO_BODY, failure=failure)
         except Error:
             raise
         except Exception as error:
@@ -155,7 +155,7 @@ _used = msgspec.json.Decoder(_Used).decode
 def row_completed(row: int, outcome: Outcome) -> RowCompleted:
     """An outcome in short."""
     failure, usage = outcome.failure, ResponseUsage()
-    if outcome.state == "ok" and outcome.body is not None:
+    if outcome.state == "ok":
         with suppress(msgspec.DecodeError):
             usage = _used(outcome.body).usage or usage
     prompt, cached, generated = usage.counts()

@@ -11,10 +11,10 @@ import threading
 from array import array
 from pathlib import Path
 
+from penstock.data.journal.segment import Entry
 from penstock.data.journal.segment_reader import (
     OFFSET_BITS,
     JournalBroken,
-    StoredEntry,
     decode_line,
     read_entries,
     segments,
@@ -82,7 +82,7 @@ class Index:
             entry = self._read(entry.duplicate_of)
         if entry.outcome is None:
             raise JournalBroken(f"The journal has row {row} as completed, but no outcome of it.")
-        return entry.outcome.outcome()
+        return entry.outcome
 
     def close(self) -> None:
         """Closes all files; later reads open them again."""
@@ -91,7 +91,7 @@ class Index:
                 os.close(descriptor)
             self._open.clear()
 
-    def _take(self, entry: StoredEntry, where: int) -> None:
+    def _take(self, entry: Entry, where: int) -> None:
         if entry.outcome is None and entry.duplicate_of is None:
             self.deaths[entry.row] = max(entry.deaths, self.deaths.get(entry.row, 0))
             return
@@ -117,7 +117,7 @@ class Index:
         if entry.key is not None and state == _OK:
             self._keys.add(entry.key, row)
 
-    def _read(self, row: int) -> StoredEntry:
+    def _read(self, row: int) -> Entry:
         number, at = divmod(self._where[row], 1 << OFFSET_BITS)
         with self._reading:
             return decode_line(self._line(number, at))

@@ -41,7 +41,7 @@ ON_DISK = {"outcome": "end", "duplicate_of": "of", "tokens": "used"}
 """Names of fields on disk, which journals of older versions have."""
 
 
-class Entry(msgspec.Struct, frozen=True, omit_defaults=True, rename=ON_DISK):
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename=ON_DISK):
     """One line: a row is completed, or an engine died while it ran the row.
 
     outcome: None for entries that only record a duplicate or a count of deaths.
@@ -67,7 +67,7 @@ def encode_entry(entry: Entry) -> bytes:
     Raises: msgspec.DecodeError when its body is not JSON.
     """
     outcome = entry.outcome
-    if outcome is not None and outcome.body is not None:
+    if outcome is not None and outcome.body:
         compact = msgspec.json.format(bytes(outcome.body), indent=-1)
         if len(compact) != len(bytes(outcome.body)):
             outcome = msgspec.structs.replace(outcome, body=msgspec.Raw(compact))

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import msgspec
 
@@ -30,24 +30,7 @@ class JournalBroken(Error):
     code = "journal_broken"
 
 
-class _StoredOutcome(Outcome, frozen=True):
-    """An outcome as it is decoded: msgspec does not decode `Raw | None`."""
-
-    body: msgspec.Raw = msgspec.Raw()
-
-    def outcome(self) -> Outcome:
-        fields: dict[str, Any] = msgspec.structs.asdict(self)
-        fields["body"] = self.body or None
-        return Outcome(**fields)
-
-
-class StoredEntry(Entry, frozen=True, gc=False):
-    """An entry as it is decoded."""
-
-    outcome: _StoredOutcome | None = None
-
-
-decode_line = msgspec.json.Decoder(StoredEntry).decode
+decode_line = msgspec.json.Decoder(Entry).decode
 
 
 def segments(folder: StoragePath, spool: Path | None = None) -> list[Path]:
@@ -86,7 +69,7 @@ def outcomes_in(folder: StoragePath, name: str, rows: Container[int]) -> list[tu
             with open_lines(where) as lines:
                 for entry, _ in _entries(lines, where.url):
                     if entry.outcome is not None and entry.row in rows:
-                        found.append((entry.row, entry.outcome.outcome()))
+                        found.append((entry.row, entry.outcome))
     return found
 
 
@@ -95,16 +78,16 @@ def read_outcome(file: Path, at: int, key: str) -> Outcome | None:
     with file.open("rb") as lines:
         lines.seek(at)
         found = decode_line(lines.readline())
-    return found.outcome.outcome() if found.outcome is not None and found.key == key else None
+    return found.outcome if found.key == key else None
 
 
-def read_entries(file: Path) -> Iterator[tuple[StoredEntry, int]]:
+def read_entries(file: Path) -> Iterator[tuple[Entry, int]]:
     """As `_entries`, of a segment. Raises: JournalBroken."""
     with file.open("rb") as lines:
         yield from _entries(lines, str(file))
 
 
-def _entries(lines: IO[bytes], name: str) -> Iterator[tuple[StoredEntry, int]]:
+def _entries(lines: IO[bytes], name: str) -> Iterator[tuple[Entry, int]]:
     """For each line: its entry and its byte offset. Raises: JournalBroken."""
     at = 0
     for number, text in enumerate(lines, 1):

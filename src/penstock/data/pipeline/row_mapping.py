@@ -62,11 +62,7 @@ def call_or_model_columns(task: Task, outcome: Outcome, fields: Fields) -> dict[
     """Of a call: what the method returned; for a model's own endpoints, the usual columns as well."""
     if not _is_call(fields):
         return result_columns(task, outcome)
-    returned = (
-        {}
-        if outcome.state != "ok" or outcome.body is None
-        else msgspec.json.decode(outcome.body, type=dict[str, Any])
-    )
+    returned = {} if outcome.state != "ok" else msgspec.json.decode(outcome.body, type=dict[str, Any])
     if fields["method"] in ("chat", "completions") and "choices" in returned:
         return {**returned, **result_columns(task, outcome)}
     return {**returned, **common_columns(outcome)}
@@ -95,7 +91,7 @@ def payload_or_request(task: Task, fields: Fields, row: Fields) -> RowRequest:
 def payload_or_model_columns(task: Task, outcome: Outcome, fields: Fields) -> dict[str, Any]:
     if "payload" not in fields:
         return result_columns(task, outcome)
-    response = None if outcome.state != "ok" or outcome.body is None else msgspec.json.decode(outcome.body)
+    response = None if outcome.state != "ok" else msgspec.json.decode(outcome.body)
     return {"http_response": response, **common_columns(outcome)}
 
 

@@ -176,7 +176,7 @@ def program_columns(outcome: Outcome) -> tuple[dict[str, Any], dict[str, Any]]:
     found: dict[str, Any] = dict.fromkeys([*_COUNTS, *COMMON]) | common_columns(outcome)
     if outcome.state != "ok":
         return {}, found
-    ran: dict[str, Any] = msgspec.json.decode(outcome.body or b"")
+    ran: dict[str, Any] = msgspec.json.decode(outcome.body)
     return ran.pop("output"), found | ran
 
 

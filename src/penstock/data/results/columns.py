@@ -125,7 +125,7 @@ def result_columns(task: Task, outcome: Outcome) -> Columns:
     found: Columns = _EMPTY[task.kind] | common_columns(outcome)
     if outcome.state == "ok":
         try:
-            response = DECODERS[task.kind].decode(outcome.body or b"")
+            response = DECODERS[task.kind].decode(outcome.body)
             prompt_tokens = response.usage.counts()[0] if response.usage else None
             found |= {"num_input_tokens": prompt_tokens, **_READ[task.kind](response)}
         except (msgspec.MsgspecError, ValueError, IndexError) as error:

@@ -51,6 +51,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         return kind(self.message, code=self.code, attempts=self.attempts, status=self.status or kind.status)
 
 
+NO_BODY = msgspec.Raw()
+"""Left out of JSON as a default, which no other empty one would be."""
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`ok` with a body, `failed` with a failure, or `skipped`.
 
@@ -62,7 +66,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     state: State
     attempts: int = 1
     deaths: int = 0
-    body: msgspec.Raw | None = None
+    body: msgspec.Raw = NO_BODY
     failure: Failure | None = None
     waited_s: float = 0.0
     took_s: float = 0.0
@@ -77,7 +81,7 @@ def bad_answer(message: str, attempts: int) -> Failure:
     return Failure(code="bad_answer", message=message, stage="engine", attempts=attempts)
 
 
-def failed(failure: Failure, body: msgspec.Raw | None = None) -> Outcome:
+def failed(failure: Failure, body: msgspec.Raw = NO_BODY) -> Outcome:
     """body: that of the error's response, as lines of OpenAI's error file repeat it."""
     return Outcome(state="failed", attempts=failure.attempts, failure=failure, body=body)
 

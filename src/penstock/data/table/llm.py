@@ -237,8 +237,8 @@ def _is_system(message: Any) -> bool:
 
 def _answer(outcome: Outcome, schema: Schema | None) -> Any:
     """Raises: Error."""
-    if outcome.failure is not None or outcome.body is None:
-        raise outcome.failure.to_error() if outcome.failure else Error("There is no answer.")
+    if outcome.failure is not None:
+        raise outcome.failure.to_error()
     choice = msgspec.json.decode(outcome.body)["choices"][0]
     text = choice["message"]["content"] or ""
     if schema is None:
