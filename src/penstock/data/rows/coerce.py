@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -102,10 +102,12 @@ def expect(value: Any, where: str, wanted: str) -> Any:
             value = json.loads(value.strip().lower())  # a cell of a CSV file
     if wanted == "whole" and isinstance(value, float) and value.is_integer():
         value = int(value)  # a column of integers with nulls becomes floats in some tables
-    fits, words = _TYPES[wanted]
-    if not fits(value):
-        raise invalid_field(where, f"is {truncate(repr(value))}, {type_name(value)}; it must be {words}")
-    return value
+    kind, words = _TYPES[wanted]
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        fault = f"is {truncate(repr(value))}, {type_name(value)}; it must be {words}"
+        raise invalid_field(where, fault) from error
 
 
 def invalid_field(where: str, fault: str) -> BadRequest:
@@ -223,25 +225,14 @@ def _schema(value: type, where: str, depth: int) -> Any:
     return to_json(schema(), where, depth + 1)
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _all(value: Any, fits: Callable[[Any], bool]) -> bool:
-    return isinstance(value, list) and all(map(fits, cast("list[Any]", value)))
-
-
-_TYPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "any": (lambda value: True, "anything"),
-    "whole": (_is_whole, "a whole number"),
-    "number": (lambda value: _is_whole(value) or isinstance(value, float), "a number"),
-    "bool": (lambda value: isinstance(value, bool), "true or false"),
-    "text": (lambda value: isinstance(value, str), "a string"),
-    "texts": (
-        lambda value: isinstance(value, str) or _all(value, lambda item: isinstance(item, str)),
-        "a string or a list of strings",
-    ),
-    "wholes": (lambda value: _all(value, _is_whole), "a list of whole numbers"),
-    "object": (lambda value: isinstance(value, dict), "a dict"),
-    "objects": (lambda value: _all(value, lambda item: isinstance(item, dict)), "a list of dicts"),
+_TYPES: Mapping[str, tuple[Any, str]] = {
+    "any": (Any, "anything"),
+    "whole": (int, "a whole number"),
+    "number": (int | float, "a number"),
+    "bool": (bool, "true or false"),
+    "text": (str, "a string"),
+    "texts": (str | list[str], "a string or a list of strings"),
+    "wholes": (list[int], "a list of whole numbers"),
+    "object": (dict, "a dict"),
+    "objects": (list[dict[str, Any]], "a list of dicts"),
 }
