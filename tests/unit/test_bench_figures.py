@@ -12,8 +12,7 @@ from penstock.bench.load.worker import WorkerStrain
 from penstock.bench.load.workers import Measured
 from penstock.bench.report.series import distributions, first_tokens, over_time
 from penstock.bench.report.table import remarks
-from penstock.bench.run.figures import Figures, Spread, figures
-from penstock.bench.run.slo import SLO
+from penstock.bench.run.figures import SLO, Figures, Spread, figures
 
 TEN_S = Level(0, concurrency=1, warmup_s=2.0, seconds=10.0)
 

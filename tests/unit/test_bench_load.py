@@ -15,8 +15,8 @@ from penstock.bench.load.lengths import Length
 from penstock.bench.load.target import Target
 from penstock.bench.load.text import TWICE, TextSource, TokenScale, even_words
 from penstock.bench.load.trace import read_trace
+from penstock.bench.run.figures import SLO
 from penstock.bench.run.settings import BenchOptions, BenchSettings
-from penstock.bench.run.slo import SLO
 from penstock.errors import ConfigError
 
 

@@ -6,6 +6,7 @@ Times are seconds from the beginning of the measured time; what is below 0 is th
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -86,16 +87,9 @@ def _spread_over(
 
 
 def _open(outcomes: Sequence[RequestOutcome], moments: Sequence[float]) -> list[int]:
-    """Requests under way at each moment, in ascending order."""
-    changes = sorted([(o.due, 1) for o in outcomes] + [(o.ended, -1) for o in outcomes])
-    found: list[int] = []
-    now = at = 0
-    for moment in moments:
-        while at < len(changes) and changes[at][0] <= moment:
-            now += changes[at][1]
-            at += 1
-        found.append(now)
-    return found
+    """Requests under way at each moment."""
+    begun, ended = sorted(o.due for o in outcomes), sorted(o.ended for o in outcomes)
+    return [bisect_right(begun, moment) - bisect_right(ended, moment) for moment in moments]
 
 
 def _percentile_ms(ordered: Sequence[float], percent: float) -> float | None:

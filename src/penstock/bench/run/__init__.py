@@ -1,6 +1,6 @@
 """One run: from options to figures.
 
 options (what the user wrote), settings (the same, checked), probe (what the service understands, before any
-load), session (all levels, one after the other), slo (latency targets), figures (percentiles, rates, errors,
+load), session (all levels, one after the other), figures (percentiles, rates, errors, latency targets,
 goodput).
 """

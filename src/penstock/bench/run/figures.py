@@ -5,6 +5,7 @@ request was due. Rates count what came in the measured time, of complete answers
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,12 +13,45 @@ from typing import Self
 
 from penstock.bench.load.outcome import UNFINISHED, RequestOutcome, RequestTiming
 from penstock.bench.load.workers import Measured
-from penstock.bench.run.slo import SLO
+from penstock.errors import ConfigError
 
 _BUSY = 0.8
 """Share of a core from which on a worker is taken to be the bottleneck."""
 _LATE_MS = 10.0
 """Lag of the event loop at p99 from which on latencies are doubted."""
+
+_LATENCIES = ("ttft", "itl", "tpot", "e2e")
+_TARGET = re.compile(r"(\w+)\s*=\s*(\d+(?:\.\d+)?)\s*(ms|s)")
+_GAPS_WITHIN = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class SLO:
+    """What a user calls good enough: limits in seconds, all to be kept. itl: by 99 % of a request's gaps."""
+
+    limits: tuple[tuple[str, float], ...]
+    text: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises: ConfigError for another form than `ttft=200ms,e2e=5s`."""
+        limits: dict[str, float] = {}
+        for part in text.split(","):
+            match = _TARGET.fullmatch(part.strip())
+            if match is None or match[1] not in _LATENCIES:
+                raise ConfigError(
+                    f"--slo {part.strip()!r} is not a target; write name=limit with a unit, like "
+                    f"ttft=200ms,itl=30ms. Names are {', '.join(_LATENCIES)}."
+                )
+            limits[match[1]] = float(match[2]) * (1e-3 if match[3] == "ms" else 1.0)
+        return cls(tuple(limits.items()), text)
+
+    def kept(self, timing: RequestTiming) -> bool:
+        """Whether a complete answer kept every limit. An answer of one token has no gap to be too long."""
+        gaps = sorted(timing.gaps)
+        itl = gaps[math.ceil(_GAPS_WITHIN * len(gaps)) - 1] if gaps else 0.0
+        took = {"ttft": timing.ttft, "itl": itl, "tpot": timing.tpot or 0.0, "e2e": timing.e2e}
+        return all(took[name] <= limit for name, limit in self.limits)
 
 
 @dataclass(frozen=True, slots=True)

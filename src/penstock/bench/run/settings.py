@@ -15,8 +15,8 @@ from penstock.bench.load.conversations import RequestFormat, Workload
 from penstock.bench.load.lengths import Length
 from penstock.bench.load.target import Target
 from penstock.bench.load.trace import Arrival, read_trace
+from penstock.bench.run.figures import SLO
 from penstock.bench.run.options import CONCURRENCY, INPUT, OUTPUT, SECONDS, WARMUP_S, BenchOptions
-from penstock.bench.run.slo import SLO
 from penstock.errors import ConfigError
 
 _STREAMS_PER_WORKER = 64
