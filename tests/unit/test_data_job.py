@@ -452,7 +452,7 @@ def test_what_a_hook_imports_belongs_to_what_answers_depend_on(tmp_path: Path, m
 async def test_a_journal_that_does_not_say_what_its_answers_depend_on_is_refused(spec):
     older = spec([{"prompt": "x"}], engines=EngineSpec(cli_args=("m",)))
     await job(older).run()
-    with pytest.raises(ConfigError, match=r"begun by an earlier version .* batch resume"):
+    with pytest.raises(ConfigError, match=r"begun with other engines.* batch resume"):
         continued(msgspec.structs.replace(older, engines=engines()))
     assert continued(older) is not None
 

@@ -20,7 +20,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """Which engines answer. One of: cli_args (model or config, and flags, as for `penstock serve`), url, app.
 
     config: what a config from Python says beyond model and source, as JSON. answers: `engine_identity` of the
-    engines to start; None in journals of versions before it was stored, and before a config is read.
+    engines to start; None before a config is read.
     replicas: engines to start; 0 for the number in the config. concurrency: parallel requests to a URL.
     """
 

@@ -232,11 +232,6 @@ def check_continuation(before: JobSpec, spec: JobSpec) -> None:
         f"If that is meant, name the engines to go on with: penstock batch resume {spec.output} "
         f"--model MODEL (or --url, --app). Else {_begin_anew(spec)}"
     )
-    if began.cli_args and began.answers is None and now.answers is not None:
-        raise ConfigError(
-            f"'{spec.output}' was begun by an earlier version of Penstock, which did not store what its "
-            f"answers depend on. {anyway}"
-        )
     if other := list(_differences(began.identity, _without_new_adapters(now.identity, began.identity))):
         more = f" (and {len(other) - _SHOWN} more)" if len(other) > _SHOWN else ""
         raise ConfigError(
