@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -1044,8 +1045,27 @@ async def test_the_journal_of_another_job_is_closed_in_the_end(spec):
     first = spec([{"prompt": "x", "seed": 1}], "one.jsonl")
     await job(first).run()
     await job(spec([], "two.jsonl", reuse_from=first.output)).run()
+    assert open_files("one.jsonl.journal") == []
+
+
+def open_files(part: str) -> list[str]:
+    """Those of this process whose paths have this part."""
     links = [Path(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd")]
-    assert not [one for one in links if one.is_symlink() and "one.jsonl.journal" in os.readlink(one)]
+    return [to for one in links if one.is_symlink() and part in (to := os.readlink(one))]
+
+
+async def test_an_output_that_cannot_be_written_leaves_no_file_of_the_journal_open(spec):
+    class Full(ProgressListener):
+        def on_writing(self) -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with pytest.raises(Unavailable, match="File too large"):
+            await job(spec(texts(3)), listener=Full()).run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert open_files("out.jsonl.journal") == []
 
 
 async def test_rows_of_strangers_read_no_files(spec, tmp_path: Path):

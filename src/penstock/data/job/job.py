@@ -10,7 +10,7 @@ import asyncio
 import logging
 import shutil
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 
 import msgspec
@@ -101,7 +101,9 @@ class Job:
                 self._listener.on_message(_CUT)
             other = await asyncio.to_thread(_reused_index, self.spec, self._spool / "other")
             try:
-                return await self._finish(*await self._run_rows(lock, other), lock)
+                reason, index = await self._run_rows(lock, other)
+                with closing(index):
+                    return await self._finish(reason, index, lock)
             except Exception as error:
                 with suppress(Exception):  # such as a full disk, or another driver that has taken over
                     await asyncio.to_thread(lock.check)
@@ -164,12 +166,6 @@ class Job:
         for number in range(_PASSES):
             if number:
                 await asyncio.to_thread(self._check_input)
-            index = await self._index()
-            retry = self._retry_failed and number == 0
-            rows = PendingRows(self.spec, self._manifest.source, index, other, retry=retry)
-            self.stats.total = self._known_total()
-            self.stats.before = rows.ended_before() - self.stats.completed
-            self.stats.failed_before = rows.failed_before() - self.stats.failed
             driver = Driver(
                 self._pool,
                 self._journal,
@@ -181,8 +177,13 @@ class Job:
                 limits=self._limits,
                 lock=lock,
             )
-            await driver.run(rows, group=self.spec.group_prefixes)
-            await asyncio.to_thread(index.close)
+            with closing(await self._index()) as index:
+                retry = self._retry_failed and number == 0
+                rows = PendingRows(self.spec, self._manifest.source, index, other, retry=retry)
+                self.stats.total = self._known_total()
+                self.stats.before = rows.ended_before() - self.stats.completed
+                self.stats.failed_before = rows.failed_before() - self.stats.failed
+                await driver.run(rows, group=self.spec.group_prefixes)
             total = rows.total
             known = self._known_total()
             has_run_all = known is not None and self.stats.before + self.stats.completed >= known
@@ -202,13 +203,12 @@ class Job:
         """Gives the failure to each row without an outcome. Returns the number of all rows."""
         total = self._known_total()
         total = self._manifest.source.count() if total is None else total
-        index = Index(self._journal, self._spool)
-        closing = segment.Segment(self._journal, f"{segment.next_run(self._journal):04d}-closed")
-        for row in range(total):
-            if index.state(row) is None:
-                closing.append(segment.Entry(row, failed(failure)), lambda: None)
-        closing.close()
-        index.close()
+        index = Index(self._journal, self._spool)  # no answer is read, so no file is opened
+        name = f"{segment.next_run(self._journal):04d}-closed"
+        with closing(segment.Segment(self._journal, name)) as stopped:
+            for row in range(total):
+                if index.state(row) is None:
+                    stopped.append(segment.Entry(row, failed(failure)), lambda: None)
         return total
 
     async def _finish(self, reason: str, index: Index, lock: JobLock) -> JobReport:
@@ -225,7 +225,6 @@ class Job:
         finished = report(self.spec.output, reason, index, self.stats, files, self._prices)
         last = msgspec.structs.replace(self._manifest, stop_reason=reason, report=finished)
         await completed(asyncio.to_thread(manifest.write, self._journal, last))
-        await asyncio.to_thread(index.close)
         return finished
 
     async def _index(self) -> Index:

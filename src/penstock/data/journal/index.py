@@ -5,11 +5,11 @@ Tells the job which rows are left, and its output where their outcomes are.
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from array import array
 from pathlib import Path
+from typing import BinaryIO
 
 from penstock.data.journal.segment import Entry
 from penstock.data.journal.segment_reader import (
@@ -26,7 +26,7 @@ from penstock.data.storage.paths import StoragePath
 _NAMES = (None, "ok", "failed", "skipped")
 _STATES = {name: state for state, name in enumerate(_NAMES) if name is not None}
 _OK = _STATES["ok"]
-_OPEN_FILES = 64
+_OPEN_FILES, _BUFFER_BYTES = 64, 1 << 13
 _VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\d[\d.,]*")
 _MOST_KINDS = 1000
 _ROWS_AT_A_TIME = 1 << 12  # by which the index grows
@@ -54,7 +54,7 @@ class Index:
         self._where = array("Q")
         self._kinds: dict[tuple[str, str], tuple[str, str]] = {}
         self._files: list[Path] = []
-        self._open: dict[int, int] = {}  # least recently used first
+        self._open: dict[int, BinaryIO] = {}  # least recently used first
         self._reading = threading.Lock()
         for number, file in enumerate(segments(folder, spool)):
             self._files.append(file)
@@ -87,8 +87,8 @@ class Index:
     def close(self) -> None:
         """Closes all files; later reads open them again."""
         with self._reading:
-            for descriptor in self._open.values():
-                os.close(descriptor)
+            for file in self._open.values():
+                file.close()
             self._open.clear()
 
     def _take(self, entry: Entry, where: int) -> None:
@@ -120,26 +120,19 @@ class Index:
     def _read(self, row: int) -> Entry:
         number, at = divmod(self._where[row], 1 << OFFSET_BITS)
         with self._reading:
-            return decode_line(self._line(number, at))
+            file = self._opened(number)
+            file.seek(at)
+            line = file.readline()
+        if not line.endswith(b"\n"):
+            raise JournalBroken(f"'{self._files[number]}' has become shorter.")
+        return decode_line(line)
 
-    def _line(self, number: int, at: int) -> bytes:
-        file = self._opened(number)
-        data, size = b"", 1 << 13
-        while not data.endswith(b"\n"):
-            more = os.pread(file, size, at + len(data))
-            end = more.find(b"\n")
-            data += more if end < 0 else more[: end + 1]
-            size *= 4
-            if not more:
-                raise JournalBroken(f"'{self._files[number]}' has become shorter.")
-        return data
-
-    def _opened(self, number: int) -> int:
-        """A descriptor. A bucket's journal has a file per second of the job: they cannot all be open."""
+    def _opened(self, number: int) -> BinaryIO:
+        """A bucket's journal has a file per second of the job: they cannot all be open."""
         file = self._open.pop(number, None)
         if file is None:
             if len(self._open) >= _OPEN_FILES:
-                os.close(self._open.pop(next(iter(self._open))))
-            file = os.open(self._files[number], os.O_RDONLY)
+                self._open.pop(next(iter(self._open))).close()
+            file = self._files[number].open("rb", _BUFFER_BYTES)
         self._open[number] = file
         return file
