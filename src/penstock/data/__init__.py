@@ -33,31 +33,23 @@ if TYPE_CHECKING:
     from penstock.data.pipeline.shared_engine import shared_engine as shared_engine
     from penstock.data.pipeline.user_function import batched as batched
 
-_MODULES = {
-    "ChatTemplateStageConfig": "pipeline.ray_stages",
-    "DetokenizeStageConfig": "pipeline.ray_stages",
-    "EngineProcessorConfig": "pipeline.configs",
-    "HttpRequestProcessorConfig": "pipeline.configs",
-    "HttpRequestStageConfig": "pipeline.ray_stages",
-    "LLMConfig": "pipeline.configs",
-    "PrepareMultimodalStageConfig": "pipeline.ray_stages",
-    "Processor": "pipeline.processor",
-    "ProcessorConfig": "pipeline.configs",
-    "SGLangEngineProcessorConfig": "pipeline.model_configs",
-    "ServeDeploymentProcessorConfig": "pipeline.configs",
-    "TokenizerStageConfig": "pipeline.ray_stages",
-    "batch": "job.api",
-    "batched": "pipeline.user_function",
-    "build_llm_processor": "pipeline.processor",
-    "build_processor": "pipeline.processor",
-    "shared_engine": "pipeline.shared_engine",
-    "vLLMEngineProcessorConfig": "pipeline.model_configs",
+_NAMES = {
+    "job.api": "batch",
+    "pipeline.configs": "EngineProcessorConfig HttpRequestProcessorConfig LLMConfig ProcessorConfig "
+    "ServeDeploymentProcessorConfig",
+    "pipeline.model_configs": "SGLangEngineProcessorConfig vLLMEngineProcessorConfig",
+    "pipeline.processor": "Processor build_llm_processor build_processor",
+    "pipeline.ray_stages": "ChatTemplateStageConfig DetokenizeStageConfig HttpRequestStageConfig "
+    "PrepareMultimodalStageConfig TokenizerStageConfig",
+    "pipeline.shared_engine": "shared_engine",
+    "pipeline.user_function": "batched",
 }
+_WHERE = {name: f"penstock.data.{module}" for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = list(_WHERE)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in _WHERE:
         raise AttributeError(f"module 'penstock.data' has no attribute '{name}'")
-    return getattr(import_module(f"penstock.data.{_MODULES[name]}"), name)
+    return getattr(import_module(_WHERE[name]), name)
