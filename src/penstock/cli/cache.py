@@ -28,7 +28,7 @@ def cache(
     - `penstock cache --remove Qwen/Qwen2.5-0.5B-Instruct`
     """
     from penstock.config.messages.problems import nearest
-    from penstock.sources.cached import cached
+    from penstock.sources.cache import cached
 
     there = cached()
     names = {one.name: one for one in there}

@@ -5,18 +5,21 @@ Source: OpenAI's API reference, /files and /batches.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import closing
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from penstock.asgi import ASGIApp
+from penstock.data.storage.paths import StoragePath
 from penstock.errors import Error, TooLarge
-from penstock.jobs.content import content
 from penstock.jobs.owner import owner_of
 from penstock.jobs.service import JobService
 from penstock.openai import errors as openai_errors
@@ -25,6 +28,9 @@ log = logging.getLogger(__name__)
 
 _BODY_BYTES = 64 * 1024
 """Of a batch to create: a few names, and metadata of at most 16 times 576 characters."""
+
+_PIECE_BYTES = 1 << 20
+_RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
 
 
 def make_app(service: JobService) -> ASGIApp:
@@ -90,7 +96,7 @@ class _Endpoints:
     async def content(self, request: Request) -> Response:
         files = self._service.ready().files
         at, size = await files.content(request.path_params["id"], owner_of(request))
-        return content(at, size, request.headers.get("range"), head=request.method == "HEAD")
+        return _content(at, size, request.headers.get("range"), head=request.method == "HEAD")
 
     async def create_batch(self, request: Request) -> Response:
         service = self._service.ready()
@@ -123,3 +129,42 @@ async def _body(request: Request) -> bytes:
 
 def _json(found: object) -> Response:
     return Response(msgspec.json.encode(found), media_type="application/json")
+
+
+def _content(at: StoragePath, size: int, wanted: str | None, *, head: bool = False) -> Response:
+    """A file, whole or one range of it (RFC 9110, 14). size: in bytes. wanted: the Range header.
+
+    A range that cannot be read, and several of them, give the whole file.
+    """
+    headers = {"accept-ranges": "bytes", "content-type": "application/octet-stream"}
+    match = _RANGE.fullmatch(wanted.strip()) if wanted is not None else None
+    if match is None or match[1] == match[2] == "":
+        span, status = range(size), 200
+    else:
+        span, status = _span(match[1], match[2], size), 206
+        if not span:
+            return Response(status_code=416, headers={**headers, "content-range": f"bytes */{size}"})
+        headers["content-range"] = f"bytes {span.start}-{span.stop - 1}/{size}"
+    headers["content-length"] = str(len(span))
+    if head:
+        return Response(status_code=status, headers=headers)
+    return StreamingResponse(_pieces(at, span), status_code=status, headers=headers)
+
+
+def _span(first: str, last: str, size: int) -> range:
+    if not first:  # the last bytes
+        return range(max(0, size - int(last)), size)
+    return range(int(first), min(int(last) + 1, size) if last else size)
+
+
+async def _pieces(at: StoragePath, span: range) -> AsyncIterator[bytes]:
+    """Raises: Unavailable, SourceNotFound, OSError."""
+    with closing(await asyncio.to_thread(at.open)) as file:
+        await asyncio.to_thread(file.seek, span.start)
+        left = len(span)
+        while left:
+            piece = await asyncio.to_thread(file.read, min(_PIECE_BYTES, left))
+            if not piece:
+                raise EOFError(f"'{at.url}' has become shorter.")
+            left -= len(piece)
+            yield piece
