@@ -27,6 +27,7 @@ from penstock.errors import ModelNotFound, StorageFull, Unavailable
 from penstock.jobs import files, parameters, replicas, runner
 from penstock.jobs.batches import FOLDER, JOURNAL
 from penstock.jobs.files import FileStore
+from penstock.jobs.owner import Owner
 from penstock.jobs.records import BatchRecord, FileRecord
 from penstock.jobs.replicas import Fleet
 from penstock.jobs.runner import RunningBatch
@@ -351,6 +352,26 @@ def test_a_service_leaves_its_storage_to_the_next_one_wherever_it_ends(tmp_path:
             second.check_each_once(await second.ended(record.id))
 
     assert disturbed(service, (*DISTURBANCES, FULL), also=ON_THREADS) >= 10
+
+
+async def test_what_a_service_is_asked_while_it_ends_is_left_to_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async with Service(tmp_path) as first:
+        jobs, real = first.jobs, first.jobs.batches.create
+
+        async def create(content: bytes, owner: Owner | None) -> BatchRecord:
+            record = await real(content, owner)
+            await jobs.close()
+            return record
+
+        monkeypatch.setattr(jobs.batches, "create", create)
+        record = await first.create()
+        assert jobs._runs == {}
+        with pytest.raises(Unavailable, match="moved to another process"):
+            await first.upload()
+    async with Service(tmp_path) as second:
+        second.check_each_once(await second.ended(record.id))
 
 
 async def test_a_batch_whose_cancel_is_stored_before_its_task_knows_ends_cancelled(

@@ -101,7 +101,8 @@ class JobService:
 
     async def _create(self, content: bytes, owner: Owner | None) -> BatchRecord:
         record = await self.batches.create(content, owner)
-        self._run(record)
+        if self._owns:  # else the next owner has found it
+            self._run(record)
         return record
 
     async def cancel_batch(self, batch_id: str, owner: Owner | None = None) -> BatchRecord:

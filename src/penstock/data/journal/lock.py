@@ -52,7 +52,7 @@ class Heartbeat(msgspec.Struct):
 def acquire_lock(journal: StoragePath) -> JobLock:
     """Raises: OutputLocked, which names the process that works on the output; Unavailable."""
     if journal.is_local:
-        return _FileLock(Path(journal.url) / "driver")
+        return _FileLock(journal)
     return _ClaimLock(journal / "drivers")
 
 
@@ -101,8 +101,9 @@ class _FileLock:
 
     version = ""
 
-    def __init__(self, path: Path) -> None:
-        self._file = -1
+    def __init__(self, journal: StoragePath) -> None:
+        path = Path(journal.url) / "driver"
+        self._journal, self._file = journal, -1
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -128,10 +129,13 @@ class _FileLock:
         raise _locked_by(path.parent.as_posix(), _decoded(os.read(self._file, 4096)))
 
     def lost(self) -> bool:
-        return False
+        """Whether it was released: a caller then has gone on for longer than its owner."""
+        return self._file < 0
 
     def check(self) -> None:
-        return
+        """Raises: OutputLocked."""
+        if self.lost():
+            raise lost_lock(self._journal)
 
     def release(self) -> None:
         if self._file >= 0:
