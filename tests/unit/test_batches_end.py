@@ -354,6 +354,27 @@ def test_a_service_leaves_its_storage_to_the_next_one_wherever_it_ends(tmp_path:
     assert disturbed(service, (*DISTURBANCES, FULL), also=ON_THREADS) >= 10
 
 
+async def test_uploads_at_the_same_time_share_the_room_that_is_left(tmp_path: Path):
+    store = FileStore(JobsConfig(max_storage_bytes=100), JobStorage(str(tmp_path)))
+    begun, over = asyncio.Event(), asyncio.Event()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield HEAD + b"x" * 60 + b"\r\n--B--\r\n"
+
+    async def late() -> AsyncIterator[bytes]:
+        begun.set()
+        await over.wait()
+        async for piece in pieces():
+            yield piece
+
+    slow = asyncio.create_task(store.create("multipart/form-data; boundary=B", late()))
+    await begun.wait()
+    assert (await store.create("multipart/form-data; boundary=B", pieces())).bytes == 60
+    over.set()
+    with pytest.raises(StorageFull, match="40 bytes are left"):
+        await slow
+
+
 async def test_what_a_service_is_asked_while_it_ends_is_left_to_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -82,7 +82,7 @@ class FileStore:
         file_id = new_id("file-")
         path = f"{FOLDER}/{file_id}.jsonl"
         upload = Upload(
-            content_type, self._storage.at(path), most=self._config.max_file_bytes, room=self._room()
+            content_type, self._storage.at(path), most=self._config.max_file_bytes, room=self._room
         )
         self._uploading[file_id] = upload
         try:
@@ -148,11 +148,12 @@ class FileStore:
         await asyncio.to_thread(self._storage.at(record.path).remove)
 
     def _room(self) -> int | None:
+        """Bytes that are left beside all files and uploads. On any thread."""
         if self._config.max_storage_bytes is None:
             return None
-        stored = sum(one.bytes for one in self._records.values())
-        coming = sum(one.size_bytes for one in self._uploading.values())
-        return self._config.max_storage_bytes - stored - coming
+        stored, uploading = self._records, list(self._uploading.items())
+        coming = sum(one.size_bytes for file_id, one in uploading if file_id not in stored)
+        return self._config.max_storage_bytes - coming - sum(one.bytes for one in list(stored.values()))
 
 
 async def _feed(upload: Upload, pieces: AsyncIterator[bytes]) -> None:

@@ -33,8 +33,11 @@ class Upload:
     fields: of the form, without the file. Blocks; one thread at a time.
     """
 
-    def __init__(self, content_type: str, to: StoragePath, *, most: int, room: int | None) -> None:
-        """most: bytes of the file. room: bytes that storage may still take; None for no limit.
+    def __init__(
+        self, content_type: str, to: StoragePath, *, most: int, room: Callable[[], int | None]
+    ) -> None:
+        """most: bytes of the file. room: those that storage may still take, negative where it has too many
+        with this upload's; None for no limit.
 
         Raises: BadRequest for another type than a form's.
         """
@@ -81,6 +84,9 @@ class Upload:
         self._form_bytes += len(data) - (self.size_bytes - before)
         if self._form_bytes > _FORM_BYTES:
             raise BadRequest(f"The form has more than {_FORM_BYTES:,} bytes beside its file.")
+        if (room := self._room()) is not None and room < 0:
+            left = max(0, room + self.size_bytes)
+            raise StorageFull(f"The file does not fit: {left:,} bytes are left for files. Delete some first.")
 
     def check(self) -> None:
         """Whether all of the form has come, with a file. Raises: BadRequest."""
@@ -138,10 +144,6 @@ class Upload:
         self.size_bytes += end - start
         if self.size_bytes > self._most:
             raise TooLarge(f"The file is larger than {self._most:,} bytes, the limit for one file.")
-        if self._room is not None and self.size_bytes > self._room:
-            raise StorageFull(
-                f"The file does not fit: {max(0, self._room):,} bytes are left for files. Delete some first."
-            )
         self._check_text(data[start:end])
         self._file.write(memoryview(data)[start:end])
 
