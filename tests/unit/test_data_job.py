@@ -34,6 +34,7 @@ from penstock.data.journal.lock import OutputLocked, acquire_lock, lost_lock
 from penstock.data.results.outcome import Outcome
 from penstock.data.storage.paths import LocalPath, RemotePath, storage_path
 from penstock.data.storage.readers import InputRow
+from penstock.engine import no_progress
 from penstock.errors import ConfigError, EngineStartFailed, Unavailable
 
 FAST = {"step_base_ms": 0, "step_per_request_ms": 0, "prefill_tokens_per_s": float("inf")}
@@ -456,6 +457,19 @@ async def test_a_journal_that_does_not_say_what_its_answers_depend_on_is_refused
     with pytest.raises(ConfigError, match=r"begun with other engines.* batch resume"):
         continued(msgspec.structs.replace(older, engines=engines()))
     assert continued(older) is not None
+
+
+async def test_a_step_that_is_cancelled_leaves_no_task_behind(spec, tmp_path: Path):
+    worker = job(spec([]))._pool.make_worker(storage_path(tmp_path), "0001-engine-1", RetryPolicy())
+    await worker.start(no_progress)
+    before = asyncio.all_tasks()
+    step = asyncio.create_task(worker.step([], False))
+    await asyncio.sleep(0.01)
+    step.cancel()
+    await asyncio.wait([step])
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
+    await worker.stop()
 
 
 async def test_a_limit_runs_the_first_rows_only(spec):

@@ -96,9 +96,11 @@ class BatchWorker:
         waits: list[asyncio.Task[bool]] = [asyncio.create_task(self._changed.wait())]
         if has_more:
             waits.append(asyncio.create_task(self._wait_for_slot()))
-        await asyncio.wait(waits, timeout=_MAX_SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
+        try:
+            await asyncio.wait(waits, timeout=_MAX_SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     async def _wait_for_slot(self) -> bool:
         try:
