@@ -2,11 +2,13 @@
 
 import json
 import pickle
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
 from penstock.config import LLMConfig
+from penstock.data.backends.protocol import Response
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.pipeline.batch_columns import FIELDS, OUTCOME, ROW, pack, unpack
 from penstock.data.pipeline.configs import EngineProcessorConfig
@@ -136,6 +138,29 @@ def test_a_journal_gives_an_answer_that_is_always_the_same_to_all(tmp_path):
     (first,) = outcomes(sim(), tmp_path, [row])
     again = outcomes(sim(), tmp_path, [row, {**row, "n_th": 1}])
     assert {end.took_s for end in again} == {first.took_s}
+
+
+class Odd:
+    """Answers what is no completion."""
+
+    async def start(self, progress=None): ...
+
+    async def stop(self): ...
+
+    async def send(self, request):
+        return Response(200, b'{"detail": "Welcome."}')
+
+    def available_slots(self, in_flight):
+        return 8
+
+
+def test_what_is_no_answer_of_its_endpoint_fails_its_row_and_is_not_stored(tmp_path):
+    rows = [{"prompt": "row", **GREEDY}]
+    odd = replace(stage_spec(EngineProcessorConfig(llm_config=sim())), make_backend=Odd)
+    stage = EngineStage(odd, RetryPolicy(), str(tmp_path))
+    (end,) = unpack(stage(Preprocess(None, odd.build_request)(pa.Table.from_pylist(rows))), OUTCOME)
+    assert (end.state, end.failure.code) == ("failed", "bad_answer")
+    assert len(texts(outcomes(sim(), tmp_path, rows))) == 1
 
 
 def test_a_journal_answers_the_same_program_only(tmp_path):

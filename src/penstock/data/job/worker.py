@@ -19,8 +19,8 @@ from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
 from penstock.data.job.protocol import RowCompleted, WorkerHandle, WorkerUpdate, WorkItem
 from penstock.data.journal.segment import Entry, Segment
-from penstock.data.results.outcome import NO_BODY, Failure, Outcome, bad_answer, failed
-from penstock.data.results.responses import ResponseUsage, invalid_reason
+from penstock.data.results.outcome import Failure, Outcome, failed
+from penstock.data.results.responses import ResponseUsage, checked
 from penstock.data.storage.paths import StoragePath
 from penstock.engine import Progress, no_progress
 from penstock.errors import Error
@@ -125,13 +125,7 @@ class BatchWorker:
     async def _outcome(self, item: WorkItem) -> Outcome:
         """Raises: Penstock's errors, since then no row can run; any other exception fails only its row."""
         try:
-            outcome = await self._window.run(item.request, item.deaths)
-            if outcome.state != "ok":
-                return outcome
-            if (fault := invalid_reason(item.request.path, outcome.body)) is None:
-                return outcome
-            failure = bad_answer(fault, outcome.attempts)
-            return msgspec.structs.replace(outcome, state="failed", body=NO_BODY, failure=failure)
+            return checked(item.request.path, await self._window.run(item.request, item.deaths))
         except Error:
             raise
         except Exception as error:

@@ -38,14 +38,19 @@ from penstock.data.pipeline.model_configs import (
 from penstock.data.pipeline.row_program import Program, program_columns, program_schema, run_program
 from penstock.data.results.columns import result_columns, result_schema
 from penstock.data.results.outcome import Outcome
+from penstock.data.results.responses import checked
 from penstock.data.rows.input_columns import request_columns
-from penstock.data.rows.request import Task
+from penstock.data.rows.request import RowRequest, Task
 from penstock.errors import ConfigError, Unsupported
 
 Fields = Mapping[str, Any]
 
 _DEFAULT_CONCURRENCY, _DEPLOYMENT_CONCURRENCY = 256, 1024
 """Where no config says: at least vLLM's own default; and that of some replicas."""
+
+
+async def _run_request(window: Window, request: RowRequest) -> Outcome:
+    return checked(request.path, await window.run(request))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ class StageSpec:
     exclusive: bool = True
     concurrent_requests: int = _DEPLOYMENT_CONCURRENCY
     max_in_flight: int | None = None
-    run_row: Callable[[Window, Any], Coroutine[Any, Any, Outcome]] = Window.run
+    run_row: Callable[[Window, Any], Coroutine[Any, Any, Outcome]] = _run_request
     identity: bytes = b""
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 from msgspec import Meta, Struct, field
 
+from penstock.data.results.outcome import NO_BODY, Outcome, bad_answer
 from penstock.data.rows.request import CHAT, COMPLETIONS, POOLING_PATHS
 
 Item = TypeVar("Item")
@@ -138,13 +139,16 @@ DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
 _KINDS = {CHAT: "generate", COMPLETIONS: "generate", **{path: kind for kind, path in POOLING_PATHS.items()}}
 
 
-def invalid_reason(path: str, body: bytes) -> str | None:
-    """Why a body of status 200 is not a response of the endpoint `path`; None where it is one."""
-    if (kind := _KINDS.get(path)) is None:
-        return None
-    try:
-        found = DECODERS[kind].decode(body)
-    except (ValueError, RecursionError) as error:
-        return f"The response is not one of this endpoint: {error}."
+def checked(path: str, outcome: Outcome) -> Outcome:
+    """The outcome; failed where its body is not a response of the endpoint `path`."""
+    if outcome.state != "ok" or (kind := _KINDS.get(path)) is None:
+        return outcome
     name = "choices" if kind == "generate" else "data"
-    return None if getattr(found, name) else f"The response has no {name}."
+    try:
+        if getattr(DECODERS[kind].decode(outcome.body), name):
+            return outcome
+        fault = f"The response has no {name}."
+    except (ValueError, RecursionError) as error:
+        fault = f"The response is not one of this endpoint: {error}."
+    failure = bad_answer(fault, outcome.attempts)
+    return msgspec.structs.replace(outcome, state="failed", body=NO_BODY, failure=failure)
