@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from served import NODE, Replica, Served, until
 
-from penstock.data.backends.http_client import ConnectionLost
+from penstock.data.backends.http_client import ConnectFailed, ConnectionLost
 from penstock.data.backends.replica import ReplicaClient
 from penstock.transport import rows
 from penstock.transport.address import Address
@@ -154,3 +154,16 @@ async def test_after_a_broken_connection_the_next_row_opens_another(served: Serv
         with pytest.raises(ConnectionLost):
             await asking
         assert (await asked.send(PATH, body(), None)).status == 200
+
+
+async def test_a_row_for_a_connection_that_has_just_ended_was_not_sent(served: Served):
+    replica = await served.replica(join=False)
+    async with client(replica.address) as asked:
+        await asked.send(PATH, body(), None)
+        opened = asked._opening
+        (receiver,) = replica.listener._row_receivers
+        receiver.close()
+        await until(lambda: asked._opening is None)
+        asked._opening = opened  # as a row finds it that was to be sent at that moment
+        with pytest.raises(ConnectFailed):
+            await asked.send(PATH, body(), None)

@@ -102,9 +102,12 @@ class RowSender:
         self._reading = asyncio.create_task(self._read())
 
     async def send(self, path: str, body: bytes, adapter: str) -> RowResponse:
-        """Cancelling it cancels the row in the replica. Raises: ConnectionError when the connection ended."""
+        """Cancelling it cancels the row in the replica.
+
+        Raises: ConnectionRefusedError when the connection had ended before; ConnectionError when it ends.
+        """
         if self._ended is not None:
-            raise self._ended
+            raise ConnectionRefusedError(str(self._ended))
         number = next(self._numbers)
         response = self._waiting[number] = self._loop.create_future()
         self._push(RowCall(number, path, body, adapter))

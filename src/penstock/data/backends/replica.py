@@ -90,6 +90,8 @@ class ReplicaClient:
         rows = await self._rows()
         try:
             response = await rows.send(path, body, adapter or "")
+        except ConnectionRefusedError as error:
+            raise ConnectFailed(str(error)) from error
         except OSError as error:
             raise ConnectionLost(str(error)) from error
         return Response(response.status, response.body, response.headers)
