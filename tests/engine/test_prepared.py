@@ -13,7 +13,7 @@ import pytest_asyncio
 from enginetest import MODEL_ID, Served, listening
 
 from penstock.config import LLMConfig
-from penstock.hooks import PREPROCESSOR, Hook
+from penstock.hooks.hook import PREPROCESSOR, Hook
 from penstock.layers.preprocessing import Preprocessing
 
 pytestmark = [

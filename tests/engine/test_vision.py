@@ -34,7 +34,7 @@ from penstock.data.results.columns import result_columns
 from penstock.data.rows.builder import build_request
 from penstock.data.rows.request import Task
 from penstock.errors import BadRequest
-from penstock.hooks import PREPROCESSOR, Hook
+from penstock.hooks.hook import PREPROCESSOR, Hook
 from penstock.layers.generation import PATH as GENERATE
 from penstock.layers.generation import Generation
 from penstock.layers.preprocessing import GENERATING, Preprocessing

@@ -7,7 +7,7 @@ from recording import hooked
 from served import chat, until
 
 from penstock.config import LLMConfig
-from penstock.hooks import POSTPROCESSOR, Hook
+from penstock.hooks.hook import POSTPROCESSOR, Hook
 from penstock.layers.postprocessing import Postprocessing
 
 pytestmark = pytest.mark.parity("X13")

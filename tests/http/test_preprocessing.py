@@ -12,7 +12,7 @@ from penstock import asgi
 from penstock.config import LLMConfig
 from penstock.engines.sim import tokenizer
 from penstock.errors import BadRequest
-from penstock.hooks import PREPROCESSOR, Hook
+from penstock.hooks.hook import PREPROCESSOR, Hook
 from penstock.layers.generation import Generation
 from penstock.layers.preprocessing import GENERATING, Preprocessing
 from penstock.openai.asgi_response import send_json

@@ -7,7 +7,9 @@ import pytest
 
 from penstock.config import LLMConfig
 from penstock.errors import BadRequest, ConfigError, Error, PromptTooLong
-from penstock.hooks import PREPROCESSOR, Context, Hook, meant, problems
+from penstock.hooks import Context
+from penstock.hooks.hook import PREPROCESSOR, Hook, problems
+from penstock.hooks.result import meant
 
 pytestmark = pytest.mark.parity("X13")
 

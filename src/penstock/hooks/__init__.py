@@ -1,31 +1,9 @@
 """The user's own code around a model: `preprocessor` and `postprocessor` of a config.
 
-Knows neither Ray nor HTTP nor an engine: replicas, hook deployments and batch call the same code.
+Knows neither Ray nor HTTP nor an engine: replicas, hook deployments and batch call the same code. In order:
+`hook` finds and calls it, `result` reads what a preprocessor returned.
 """
 
-from penstock.hooks.hook import (
-    POSTPROCESSOR,
-    PREPROCESSOR,
-    Context,
-    Hook,
-    Threads,
-    authors_ask,
-    fault,
-    problems,
-    takes_two,
-)
-from penstock.hooks.result import Meant, meant
+from penstock.hooks.hook import Context
 
-__all__ = [
-    "POSTPROCESSOR",
-    "PREPROCESSOR",
-    "Context",
-    "Hook",
-    "Meant",
-    "Threads",
-    "authors_ask",
-    "fault",
-    "meant",
-    "problems",
-    "takes_two",
-]
+__all__ = ["Context"]

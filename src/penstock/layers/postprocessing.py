@@ -17,7 +17,7 @@ from penstock import asgi
 from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
 from penstock.config import LLMConfig
 from penstock.errors import Error
-from penstock.hooks import Context, Hook
+from penstock.hooks.hook import Context, Hook
 from penstock.layers.preprocessing import PATHS, context_of
 from penstock.openai.asgi_response import send_error
 from penstock.openai.errors import ERROR_EVENTS, form

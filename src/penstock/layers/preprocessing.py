@@ -17,7 +17,8 @@ from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.config import LLMConfig
 from penstock.engine import Prompt
 from penstock.errors import BadRequest, Error, OwnCodeFailed
-from penstock.hooks import Context, Meant, authors_ask, meant
+from penstock.hooks.hook import Context, authors_ask
+from penstock.hooks.result import Meant, meant
 from penstock.layers import generation
 from penstock.openai.asgi_response import send_error
 from penstock.openai.paths import ENGINE_PATHS

@@ -9,7 +9,7 @@ from penstock.config import LLMConfig
 from penstock.config.derive.prefill import KV_TRANSFER
 from penstock.engine import DirectResponder, Engine, Progress
 from penstock.errors import EngineStartFailed, Error
-from penstock.hooks import Hook
+from penstock.hooks.hook import Hook
 from penstock.layers.adapters import Layer, Store
 from penstock.layers.direct import Direct
 from penstock.layers.generation import Generation

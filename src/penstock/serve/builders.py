@@ -13,7 +13,7 @@ from typing import Any
 
 from ray.serve import Application
 
-from penstock import hooks, ray_version
+from penstock import ray_version
 from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs, check_accelerator
 from penstock.config.derive.serve_options import deployment_name
 from penstock.config.derive.server_class import imported_class, server_class
@@ -21,6 +21,7 @@ from penstock.config.messages.problems import config_error
 from penstock.config.schema.deployment import checked_options
 from penstock.engines import callback
 from penstock.engines.check import check_arguments
+from penstock.hooks import hook
 from penstock.json_logs import LOG_FORMAT
 from penstock.serve.control import application
 from penstock.serve.deployments import LLMRouter, LLMServer
@@ -117,7 +118,7 @@ def _check(configs: Sequence[LLMConfig]) -> None:
     problems = [
         *findings.problems,
         *registry.problems(configs),
-        *(text for config in configs for text in (*hooks.problems(config), *callback.problems(config))),
+        *(text for config in configs for text in (*hook.problems(config), *callback.problems(config))),
         *(problem for config in configs if (problem := check_accelerator(config, nodes))),
     ]
     if problems:

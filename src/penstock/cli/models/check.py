@@ -18,8 +18,10 @@ from penstock.config.derive.prefill import halves
 from penstock.config.schema.processing import own_deployment
 from penstock.engines.check import with_independent_engines
 from penstock.errors import ConfigError
-from penstock.hooks import POSTPROCESSOR, PREPROCESSOR
-from penstock.preflight import Examined, parse_devices, start
+from penstock.hooks.hook import POSTPROCESSOR, PREPROCESSOR
+from penstock.preflight import start
+from penstock.preflight.devices import parse_devices
+from penstock.preflight.examine import Examined
 
 _BAD_CONFIG = 2
 _SHAPES = {

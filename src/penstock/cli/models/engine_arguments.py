@@ -16,7 +16,7 @@ from penstock.engines.check import check_arguments, find_unknown, options_form
 from penstock.engines.vllm.arguments.check import has_doubts, parse_flags
 from penstock.engines.vllm.arguments.names import unknown_flags
 from penstock.errors import ConfigError
-from penstock.preflight import Sizes
+from penstock.preflight.sizes import Sizes
 
 _SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size"}
 _KINDS: dict[str, type] = {

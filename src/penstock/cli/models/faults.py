@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from penstock import hooks
 from penstock.config import Application, GatewayConfig, LLMConfig, check_accelerator, load_applications
 from penstock.config.derive import names
 from penstock.config.derive.accelerators import missing_here
@@ -26,6 +25,7 @@ from penstock.config.schema.strict import RootConfig
 from penstock.engines import callback
 from penstock.engines.check import check_arguments, find_unknown
 from penstock.errors import ConfigError, Error
+from penstock.hooks import hook
 from penstock.preflight.start import faults_of_storage, missing_folders
 
 _GATEWAY = "gateway"
@@ -122,7 +122,7 @@ def _read(files: Sequence[str]) -> _Read:
 
 
 def _problems_of_hooks(configs: Sequence[LLMConfig]) -> list[str]:
-    return [text for config in configs for text in (*hooks.problems(config), *callback.problems(config))]
+    return [text for config in configs for text in (*hook.problems(config), *callback.problems(config))]
 
 
 def _policy_problems(configs: Sequence[LLMConfig]) -> list[str]:

@@ -10,8 +10,10 @@ from penstock.cli.models.engine_arguments import quick_values
 from penstock.cli.models.plan import ServePlan
 from penstock.config import LLMConfig
 from penstock.config.derive.prefill import halves
-from penstock.preflight import Devices, Examined, MemoryFit, start
-from penstock.preflight.devices import GIB
+from penstock.preflight import start
+from penstock.preflight.devices import GIB, Devices
+from penstock.preflight.examine import Examined
+from penstock.preflight.fit import MemoryFit
 
 
 def examined(

@@ -32,7 +32,7 @@ from penstock.data.rows.request import RowRequest, with_fields
 from penstock.engine import DirectResponder, Engine, Load, Progress, no_progress
 from penstock.engines import engine_class
 from penstock.errors import BadRequest, EngineDead, Error, Unavailable
-from penstock.hooks import POSTPROCESSOR, PREPROCESSOR, authors_ask
+from penstock.hooks.hook import POSTPROCESSOR, PREPROCESSOR, authors_ask
 from penstock.layers.adapters import Source, Store, asking_for
 from penstock.layers.preprocessing import GENERATING, stand_in
 from penstock.layers.stack import make_hook, stacked, start_engine

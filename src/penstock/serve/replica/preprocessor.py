@@ -31,7 +31,7 @@ from penstock.config.derive.serve_options import (
 )
 from penstock.config.schema.processing import own_deployment, timeout_s
 from penstock.errors import Error, Overloaded, OwnCodeFailed, Unavailable
-from penstock.hooks import PREPROCESSOR, Context, Hook
+from penstock.hooks.hook import PREPROCESSOR, Context, Hook
 from penstock.serve.replica import environment, tensor_serialization, version
 
 log = logging.getLogger(__name__)

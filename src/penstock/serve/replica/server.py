@@ -29,7 +29,7 @@ from penstock.engine import Delta, Engine, Prompt
 from penstock.engines import engine_class
 from penstock.engines.check import with_independent_engines
 from penstock.errors import ConfigError, EngineStartFailed
-from penstock.hooks import POSTPROCESSOR, PREPROCESSOR, Hook
+from penstock.hooks.hook import POSTPROCESSOR, PREPROCESSOR, Hook
 from penstock.layers.adapters import Source, Store
 from penstock.layers.adapters.source import Downloader
 from penstock.layers.preprocessing import HookCall

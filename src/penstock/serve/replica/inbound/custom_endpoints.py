@@ -27,7 +27,7 @@ from penstock import asgi
 from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
 from penstock.config import LLMConfig
 from penstock.errors import BadRequest
-from penstock.hooks import Threads, fault, takes_two
+from penstock.hooks.hook import Threads, fault, takes_two
 from penstock.layers.preprocessing import context_of
 from penstock.openai.asgi_response import EventStream, send_error, send_json
 from penstock.openai.errors import form
