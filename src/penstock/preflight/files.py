@@ -14,9 +14,8 @@ from penstock import sources
 from penstock.engines import weights as headers
 from penstock.engines.weights import Tensor
 from penstock.errors import DownloadFailed
-from penstock.preflight import weights
-from penstock.preflight.model import ModelSize
-from penstock.preflight.weights import ModelWeights
+from penstock.preflight.model import DTYPE_BYTES, ModelSize
+from penstock.preflight.weights import COMPARED, ModelWeights
 
 _SMALL = ("*.json", "*.jinja", "tokenizer.model*", "spiece.model", "*.tiktoken", "vocab.txt", "merges.txt")
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
@@ -61,10 +60,13 @@ class ModelFiles:
     def weights(self, model: ModelSize, dtype: str) -> ModelWeights | None:
         """None where there are none. Raises: Broken."""
         if self.tensors:
-            return weights.of_tensors(self.tensors, model)
+            as_compared = model.pooling == (model.architecture == "BertModel") and not model.quantisation
+            return ModelWeights(self.tensors, exact=as_compared and model.architecture in COMPARED.split())
         told: Any = self.read("model.safetensors.index.json").get("metadata") or {}
         size = int(told.get("total_size") or sum(self.sizes[name] for name in self._weight_files))
-        return weights.of_files(size, model, dtype) if size else None
+        if not model.quantisation:  # floats are converted when they are loaded
+            size = size * DTYPE_BYTES[dtype] // DTYPE_BYTES.get(model.dtype or dtype, 2)
+        return ModelWeights({}, size) if size else None
 
     def missing_bytes(self) -> int:
         """What has yet to be downloaded."""

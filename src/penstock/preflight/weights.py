@@ -79,18 +79,6 @@ class ModelWeights:
         return ModelWeights({}, round(kept + (whole - kept) * part))
 
 
-def of_tensors(tensors: Mapping[str, Tensor], model: ModelSize) -> ModelWeights:
-    """Of a checkpoint whose headers are all here."""
-    as_compared = model.pooling == (model.architecture == "BertModel") and not model.quantisation
-    return ModelWeights(tensors, exact=as_compared and model.architecture in COMPARED.split())
-
-
-def of_files(size_bytes: int, model: ModelSize, dtype: str) -> ModelWeights:
-    """Of files of which only the size is known. Floats are converted to `dtype` when they are loaded."""
-    stored = DTYPE_BYTES.get(model.dtype or dtype, 2)
-    return ModelWeights({}, size_bytes if model.quantisation else size_bytes * DTYPE_BYTES[dtype] // stored)
-
-
 def _held_bytes(name: str, one: Tensor, model: ModelSize, dtype: str, tensor: int, experts: int) -> int:
     """Of one tensor on one GPU."""
     if _LEFT_OUT.search(name) or (model.tied and name.endswith(("lm_head.weight", "proj_out.weight"))):
