@@ -8,11 +8,12 @@ the paths of Anthropic's Messages that one's. `code` is always a string that a p
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 
+from penstock import errors
 from penstock.errors import BadRequest, Error
 
 CONTENT_TYPE = b"application/json"
@@ -37,6 +38,17 @@ _KINDS = {
     504: "timeout_error",
 }
 """Anthropic's word for each status; all others are `api_error`."""
+
+
+def _kinds(of: type[Error] = Error) -> Iterator[type[Error]]:
+    yield of
+    for kind in of.__subclasses__():
+        yield from _kinds(kind)
+
+
+_OURS = [kind for kind in _kinds() if kind.__module__ == errors.__name__]
+BY_CODE = {kind.code: kind for kind in reversed(_OURS)}
+"""Errors of `penstock.errors`, by code."""
 
 
 class Detail(msgspec.Struct, frozen=True):
@@ -90,12 +102,8 @@ def parsed(body: bytes) -> Error:
         detail = msgspec.json.decode(body, type=Envelope).error
     except msgspec.DecodeError:
         return Error()
-    kinds = [Error]
-    for kind in kinds:
-        if kind.code == detail.code:
-            return kind(detail.message, **({"param": detail.param} if detail.param else {}))
-        kinds += kind.__subclasses__()
-    return Error(detail.message)
+    kind = BY_CODE.get(detail.code, Error)
+    return kind(detail.message, **({"param": detail.param} if detail.param else {}))
 
 
 def headers(error: Error, body: bytes) -> list[tuple[bytes, bytes]]:

@@ -23,9 +23,9 @@ from ray.serve.exceptions import (
 
 from penstock.data.backends import serve_lookup
 from penstock.data.backends.protocol import Response
-from penstock.data.results.outcome import BY_CODE
 from penstock.data.rows.request import RowRequest
 from penstock.errors import BadRequest, EngineDead, Error, Overloaded, OwnCodeFailed, Unavailable
+from penstock.openai.errors import BY_CODE
 
 _SHOWN_CHARS = 500
 _IS_STREAM = "returned a generator"

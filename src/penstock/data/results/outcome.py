@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 
 from penstock import errors
 from penstock.errors import Error
+from penstock.openai.errors import BY_CODE
 
 State = Literal["ok", "failed", "skipped"]
 Stage = Literal["read", "preprocess", "engine", "postprocess"]
@@ -85,16 +85,6 @@ def failed(failure: Failure, body: msgspec.Raw = NO_BODY) -> Outcome:
     """body: that of the error's response, as lines of OpenAI's error file repeat it."""
     return Outcome(state="failed", attempts=failure.attempts, failure=failure, body=body)
 
-
-def _kinds(of: type[Error] = Error) -> Iterator[type[Error]]:
-    yield of
-    for kind in of.__subclasses__():
-        yield from _kinds(kind)
-
-
-_OURS = [kind for kind in _kinds() if kind.__module__ == errors.__name__]
-BY_CODE = {kind.code: kind for kind in reversed(_OURS)}
-"""Errors of `errors`, by code."""
 
 _BY_STATUS = {
     400: errors.BadRequest,
