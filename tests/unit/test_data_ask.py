@@ -329,8 +329,6 @@ def test_whatever_shapes_rows_have_each_arrives_as_it_was(seed: int):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ([1], "The row is a list; it must be a dict with `messages`, `prompt` or `prompt_token_ids`."),
-        (None, "The row is None; it must be a dict"),
         ({}, "The row has no `messages`, `prompt` or `prompt_token_ids`; it has nothing."),
         ({"text": "x"}, "it has text."),
         ({"prompt": None}, "The row has no `messages`"),

@@ -10,7 +10,6 @@ import contextvars
 import importlib
 import inspect
 import logging
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -116,16 +115,11 @@ class Threads:
     """Threads for the user's plain functions, so that ours never wait for them; none before it is needed."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(thread_name_prefix=name)
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """The function's result, called in the context of the running task."""
-        if self._pool is None:
-            most = min(32, (os.cpu_count() or 1) + 4)  # Python's own default
-            self._pool = ThreadPoolExecutor(most, self._name)
-        inside = contextvars.copy_context()
-        loop = asyncio.get_running_loop()
+        inside, loop = contextvars.copy_context(), asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, lambda: inside.run(_called, function, arguments))
 
 

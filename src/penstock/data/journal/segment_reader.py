@@ -39,8 +39,7 @@ def segments(folder: StoragePath, spool: Path | None = None) -> list[Path]:
     names = sorted(found, key=lambda name: (run_number(name), name))
     if isinstance(folder, LocalPath):
         return [Path(folder.url) / name for name in names]
-    if spool is None:
-        raise AssertionError("a bucket's journal needs a spool")
+    assert spool is not None  # which a bucket's journal needs
     return _fetched(folder, names, spool)
 
 

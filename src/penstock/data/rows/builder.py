@@ -18,7 +18,6 @@ from penstock.data.rows.input_columns import (
     IDS,
     INPUTS,
     MEDIA,
-    REQUIRED_INPUT,
     check_columns,
     is_batch_line,
     parse_batch_line,
@@ -54,10 +53,6 @@ def build_request(
     Raises: BadRequest naming the field, what is wrong with it, and what is allowed; DownloadFailed when a
         file that the row names could not be fetched now.
     """
-    if not isinstance(cast("Any", fields), Mapping):
-        raise BadRequest(
-            f"The row is {type_name(fields)}; it must be a dict with {REQUIRED_INPUT[task.kind]}."
-        )
     if is_batch_line(fields):
         return parse_batch_line(fields, task.own_paths)
     check_columns(fields, task.kind)
