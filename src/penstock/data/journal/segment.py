@@ -23,7 +23,7 @@ import msgspec
 
 from penstock.data.results.outcome import Outcome
 from penstock.data.storage.paths import StoragePath
-from penstock.errors import Error, Unavailable
+from penstock.errors import Error, Unavailable, sentence
 
 SYNC_S = 1.0
 """Between two `fsync` of a file, or two objects in a bucket."""
@@ -81,123 +81,115 @@ class Segment:
     def __init__(
         self, folder: StoragePath, name: str, on_broken: Callable[[Error], object] = lambda error: None
     ) -> None:
-        """on_broken: called once, on a thread, when appended lines are lost; no `on_durable` follows."""
-        self._writer: _File | _Objects
-        if folder.is_local:
-            self._writer = _File(Path(folder.url) / f"{name}.jsonl", on_broken)
-        else:
-            self._writer = _Objects(folder, name, on_broken)
+        """on_broken: called once, on a thread, when appended lines are lost; no `on_durable` follows.
+
+        Raises: Unavailable.
+        """
+        self._shown = f"'{folder.url}/{name}.jsonl' " if folder.is_local else ""
+        self._on_broken = on_broken
+        self._error: Unavailable | None = None
+        try:
+            self._lines = (_File if folder.is_local else _Objects)(folder, name)
+        except OSError as error:
+            raise self._broken(error) from error
+        self._due, self._closed = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._sync, name="journal", daemon=True)
+        self._thread.start()
 
     def append(self, entry: Entry, on_durable: Callable[[], object]) -> None:
         """Appends a line; calls `on_durable`, perhaps on a thread, once no crash of this process can lose it.
 
         Raises: Unavailable when the journal cannot be written; the job must stop then.
         """
-        self._writer.append(encode_entry(entry), on_durable)
+        if self._error is not None:  # a line after a torn one would not be read
+            raise self._error
+        try:
+            is_due = self._lines.add(encode_entry(entry), on_durable)
+        except OSError as error:
+            raise self._broken(error) from error
+        if is_due:
+            self._due.set()
 
     def close(self) -> None:
         """Returns when all lines are durable and their `on_durable` called. Safe to call twice.
 
         Raises: Unavailable, once.
         """
-        self._writer.close()
-
-
-class _File:
-    """On a disk: the kernel has a line at once, the disk within `SYNC_S`."""
-
-    def __init__(self, path: Path, on_broken: Callable[[Error], object]) -> None:
-        """Raises: Unavailable."""
-        self._path, self._on_broken = path, on_broken
-        self._error: Unavailable | None = None
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-        except OSError as error:
-            raise _unwritable(str(self._path), error) from error
-        self._dirty, self._closed = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._sync, name="journal", daemon=True)
-        self._thread.start()
-
-    def append(self, data: bytes, on_durable: Callable[[], object]) -> None:
-        if self._error is not None:  # a line after a torn one would not be read
-            raise self._error
-        try:
-            while data:
-                data = data[os.write(self._file, data) :]
-        except OSError as error:
-            self._error = _unwritable(str(self._path), error)
-            raise self._error from error
-        self._dirty.set()
-        on_durable()
-
-    def close(self) -> None:
         if not self._closed.is_set():
             self._closed.set()
-            self._dirty.set()
+            self._due.set()
             self._thread.join()
-            os.close(self._file)
+            self._lines.close()
             if self._error is not None:
                 raise self._error
 
     def _sync(self) -> None:
         try:
             while not self._closed.is_set():
-                self._dirty.wait()
-                self._dirty.clear()
-                os.fsync(self._file)
-                self._closed.wait(SYNC_S)
-            os.fsync(self._file)
-        except OSError as error:
-            self._error = _unwritable(str(self._path), error)
-            self._on_broken(self._error)
+                self._due.wait(self._lines.wait_s)
+                self._due.clear()
+                self._lines.sync()
+                self._closed.wait(self._lines.rest_s)
+            self._lines.sync()
+        except Exception as error:
+            self._on_broken(self._broken(error))
+
+    def _broken(self, error: Exception) -> Unavailable:
+        why = error.strerror or error if isinstance(error, OSError) else error
+        self._error = Unavailable(sentence(f"The journal {self._shown}cannot be written: {why}"))
+        return self._error
+
+
+class _File:
+    """On a disk: the kernel has a line at once, the disk within `SYNC_S`."""
+
+    wait_s, rest_s = None, SYNC_S
+
+    def __init__(self, folder: StoragePath, name: str) -> None:
+        path = Path(folder.url) / f"{name}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+
+    def add(self, data: bytes, on_durable: Callable[[], object]) -> bool:
+        """Whether to `sync` now."""
+        while data:
+            data = data[os.write(self._file, data) :]
+        on_durable()
+        return True
+
+    def sync(self) -> None:
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        os.close(self._file)
 
 
 class _Objects:
     """In a bucket: the lines since the last object become the next one, less often in a long run."""
 
-    def __init__(self, folder: StoragePath, name: str, on_broken: Callable[[Error], object]) -> None:
-        self._folder, self._on_broken = folder, on_broken
+    rest_s = 0.0
+
+    def __init__(self, folder: StoragePath, name: str) -> None:
+        self._folder = folder
         self._name = f"{name}.{uuid.uuid4().hex[:8]}"  # two drivers may each believe that the other crashed
         self._lock = threading.Lock()
         self._lines: list[bytes] = []
         self._callbacks: list[Callable[[], object]] = []
         self._bytes = self._objects = 0
-        self._error: Unavailable | None = None
-        self._flush, self._closed = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._put_all, name="journal", daemon=True)
-        self._thread.start()
 
-    def append(self, data: bytes, on_durable: Callable[[], object]) -> None:
-        if self._error is not None:
-            raise self._error
+    @property
+    def wait_s(self) -> float:
+        return min(_SLOWEST_SYNC_S, SYNC_S + self._objects / _OBJECTS_PER_SLOWER_S)
+
+    def add(self, data: bytes, on_durable: Callable[[], object]) -> bool:
+        """Whether to `sync` now."""
         with self._lock:
             self._lines.append(data)
             self._callbacks.append(on_durable)
             self._bytes += len(data)
-        if self._bytes > _MOST_PENDING_BYTES:
-            self._flush.set()
+        return self._bytes > _MOST_PENDING_BYTES
 
-    def close(self) -> None:
-        if not self._closed.is_set():
-            self._closed.set()
-            self._flush.set()
-            self._thread.join()
-            if self._error is not None:
-                raise self._error
-
-    def _put_all(self) -> None:
-        try:
-            while not self._closed.is_set():
-                self._flush.wait(min(_SLOWEST_SYNC_S, SYNC_S + self._objects / _OBJECTS_PER_SLOWER_S))
-                self._flush.clear()
-                self._put()
-            self._put()
-        except Exception as error:
-            self._error = Unavailable(f"The journal cannot be written: {error}")
-            self._on_broken(self._error)
-
-    def _put(self) -> None:
+    def sync(self) -> None:
         with self._lock:
             lines, callbacks = self._lines, self._callbacks
             self._lines, self._callbacks, self._bytes = [], [], 0
@@ -206,6 +198,8 @@ class _Objects:
             self._write(f"{self._name}.{self._objects:06d}.jsonl", b"".join(lines))
         for on_durable in callbacks:
             on_durable()
+
+    def close(self) -> None: ...
 
     def _write(self, name: str, data: bytes) -> None:
         """Retries passing failures, as long as a job waits for its engines."""
@@ -219,10 +213,6 @@ class _Objects:
                     raise
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _SLOWEST_SYNC_S)
-
-
-def _unwritable(path: str, error: OSError) -> Unavailable:
-    return Unavailable(f"The journal '{path}' cannot be written: {error.strerror or error}.")
 
 
 def next_run(folder: StoragePath) -> int:
