@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 
 from penstock.config.messages.redact import STARS, is_secret, masked
@@ -29,7 +27,6 @@ class JobManifest(
     total: int | None = None
     stop_reason: str | None = None
     report: JobReport | None = None
-    begun_s: float = msgspec.field(default_factory=lambda: round(time.time(), 3))
 
     @property
     def finished(self) -> bool:

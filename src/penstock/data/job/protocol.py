@@ -36,7 +36,6 @@ class RowCompleted(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int = 0
     output_tokens: int = 0
     attempts: int = 1
-    deaths: int = 0
 
 
 class WorkerUpdate(msgspec.Struct, frozen=True, array_like=True):

@@ -155,16 +155,8 @@ def row_completed(row: int, outcome: Outcome) -> RowCompleted:
         with suppress(msgspec.DecodeError):
             usage = _used(outcome.body).usage or usage
     prompt, cached, generated = usage.counts()
-    return RowCompleted(
-        row,
-        outcome.state,
-        failure.code if failure else None,
-        prompt or 0,
-        cached or 0,
-        generated or 0,
-        outcome.attempts,
-        outcome.deaths,
-    )
+    code, attempts = failure.code if failure else None, outcome.attempts
+    return RowCompleted(row, outcome.state, code, prompt or 0, cached or 0, generated or 0, attempts)
 
 
 class InProcessPool:
