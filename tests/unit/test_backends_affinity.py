@@ -1,13 +1,16 @@
-"""Requests that begin alike go to one replica while it has room."""
+"""Requests that begin alike go to one replica while it has room; and how a first replica comes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from penstock.data.backends.replica_set import GroupAffinity
+from penstock.data.backends import replica_set, serve_lookup
+from penstock.data.backends.replica_set import GroupAffinity, ReplicaSet
+from penstock.errors import EngineStartFailed
 
 pytestmark = pytest.mark.parity("X18")
 
@@ -45,3 +48,23 @@ def test_a_group_moves_on_when_its_replica_is_full_or_gone():
 def test_requests_without_a_group_are_spread():
     affinity, replicas = GroupAffinity(), [Replica("a", 4), Replica("b", 4)]
     assert [sent(affinity, replicas, 0) for _ in range(4)] == ["a", "b", "a", "b"]
+
+
+async def test_the_call_that_was_to_start_a_replica_ends_with_its_start(
+    patched, monkeypatch: pytest.MonkeyPatch
+):
+    calls = SimpleNamespace(remote=lambda node: SimpleNamespace(cancel=lambda: given_up.append(node)))
+    given_up: list[str] = []
+
+    class Broken:
+        handle = SimpleNamespace(options=lambda method_name: calls)
+
+        async def check(self) -> None:
+            raise EngineStartFailed("No memory.")
+
+    patched(serve_lookup, "node_id", lambda: "here")
+    monkeypatch.setattr(replica_set, "_CHECK_S", 0.01)
+    replicas = ReplicaSet("app")
+    with pytest.raises(EngineStartFailed):
+        await replicas._start_replica(cast(serve_lookup.FoundDeployment, Broken()))
+    assert given_up == ["here"]

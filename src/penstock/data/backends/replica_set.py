@@ -212,10 +212,12 @@ class ReplicaSet:
         """A call by handle makes Serve start a replica of a deployment scaled to zero."""
         call = deployment.handle.options(method_name="listener_address")
         pending = call.remote(serve_lookup.node_id())
-        while not self._ready():
-            await self._wait_change(_CHECK_S)
-            await deployment.check()
-        pending.cancel()
+        try:
+            while not self._ready():
+                await self._wait_change(_CHECK_S)
+                await deployment.check()
+        finally:
+            pending.cancel()  # else Serve would start one for it after all
 
 
 class GroupAffinity:
