@@ -84,14 +84,6 @@ class Window:
             return 0
         return max(0, self._free_slots() - len(self._waiting[0]))
 
-    async def wait_for_slot(self) -> int:
-        """Waits until a row could start; returns how many could. Raises: as `run`."""
-        while not (slots := self.available_slots()):
-            if self._broken is not None:
-                raise self._broken
-            await asyncio.sleep(_POLL_S)
-        return slots
-
     async def run(self, request: RowRequest, deaths: int = 0) -> Outcome:
         """The row's final outcome. deaths: of engines while they ran this row, before now.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -30,6 +31,9 @@ log = logging.getLogger(__name__)
 
 _MAX_SILENCE_S = 0.5
 """A step with nothing to report returns after this time, as a sign of life."""
+
+_POLL_S = 0.005
+"""How often a step looks whether there is room for another row."""
 
 
 class BatchWorker:
@@ -90,24 +94,13 @@ class BatchWorker:
         return done
 
     async def _wait(self, has_more: bool) -> None:
-        if self._changed.is_set() or (has_more and self._window.available_slots()):
-            await asyncio.sleep(0)
-            return
-        waits: list[asyncio.Task[bool]] = [asyncio.create_task(self._changed.wait())]
-        if has_more:
-            waits.append(asyncio.create_task(self._wait_for_slot()))
-        try:
-            await asyncio.wait(waits, timeout=_MAX_SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-
-    async def _wait_for_slot(self) -> bool:
-        try:
-            await self._window.wait_for_slot()
-        except Exception as error:
-            self._fail(error)
-        return True
+        await asyncio.sleep(0)  # the rows just taken begin
+        ends = time.monotonic() + _MAX_SILENCE_S
+        while not (has_more and self._window.available_slots()) and (left_s := ends - time.monotonic()) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_S if has_more else left_s):
+                    await self._changed.wait()
+                    return
 
     async def _run(self, item: WorkItem) -> None:
         try:
