@@ -265,17 +265,13 @@ class Driver:
 
     async def _watch_the_clock(self) -> None:
         """Enforces the time limit, and wakes waiting workers after any stop."""
-        timer = None
-        if self.limits.seconds is not None:
-            left = self.limits.seconds - (time.monotonic() - self.stats.started)
-            reason = f"{BUDGET}: the limit of {self.limits.seconds:g} s is reached"
-            timer = self._loop.call_later(max(0.0, left), self._request_stop, reason)
+        limit_s, ran_s = self.limits.seconds, time.monotonic() - self.stats.started
         try:
-            await self.stop.wait()
-            self._queue.wake()
-            await self.stop.wait_forced(self.limits.grace_s)
-            self._cancelled.set()
-            self._queue.wake()
-        finally:
-            if timer is not None:
-                timer.cancel()
+            async with asyncio.timeout(None if limit_s is None else limit_s - ran_s):
+                await self.stop.wait()
+        except TimeoutError:
+            self._request_stop(f"{BUDGET}: the limit of {limit_s:g} s is reached")
+        self._queue.wake()
+        await self.stop.wait_forced(self.limits.grace_s)
+        self._cancelled.set()
+        self._queue.wake()
