@@ -23,7 +23,7 @@ from penstock.data.job.protocol import WorkerPool
 from penstock.data.job.worker import InProcessPool
 from penstock.data.rows.request import RowRequest
 from penstock.engine import Progress, no_progress
-from penstock.errors import ModelNotFound, StorageFull, Unavailable
+from penstock.errors import Conflict, ModelNotFound, StorageFull, Unavailable
 from penstock.jobs import files, parameters, replicas, runner
 from penstock.jobs.batches import FOLDER, JOURNAL
 from penstock.jobs.files import FileStore
@@ -373,6 +373,16 @@ async def test_uploads_at_the_same_time_share_the_room_that_is_left(tmp_path: Pa
     over.set()
     with pytest.raises(StorageFull, match="40 bytes are left"):
         await slow
+
+
+async def test_a_file_that_a_batch_takes_at_the_moment_of_its_deletion_stays(tmp_path: Path):
+    async with Service(tmp_path) as service:
+        file, jobs = await service.upload(), service.jobs
+        asked = await service._asked(file=file)
+        deleting, creating = jobs.files.delete(file.id), jobs.batches.create(asked)
+        refused, _ = await asyncio.gather(deleting, creating, return_exceptions=True)
+        assert isinstance(refused, Conflict)
+        assert jobs.files.get(file.id) == file
 
 
 async def test_what_a_service_is_asked_while_it_ends_is_left_to_the_next_one(

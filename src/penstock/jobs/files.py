@@ -123,10 +123,7 @@ class FileStore:
 
     async def delete(self, file_id: str, owner: Owner | None = None) -> dict[str, Any]:
         """Raises: NotFound; Conflict while a batch reads it."""
-        record = self.get(file_id, owner)
-        if (batch := self.reader_of(file_id)) is not None:
-            raise Conflict(f"The file is the input of '{batch}', which has not ended; cancel that first.")
-        await completed(self._remove(record))
+        await completed(self._remove(self.get(file_id, owner)))
         return {"id": file_id, "object": "file", "deleted": True}
 
     async def remove_expired(self) -> None:
@@ -136,8 +133,10 @@ class FileStore:
 
     async def _remove(self, record: FileRecord) -> None:
         """From memory first, so that no batch takes it meanwhile; its content last: one without a record is
-        removed at the next start.
+        removed at the next start. Raises: Conflict while a batch reads it.
         """
+        if (batch := self.reader_of(record.id)) is not None:
+            raise Conflict(f"The file is the input of '{batch}', which has not ended; cancel that first.")
         if self._records.pop(record.id, None) is None:
             return
         try:
