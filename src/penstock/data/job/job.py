@@ -11,6 +11,7 @@ import logging
 import shutil
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, closing, suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -117,12 +118,10 @@ class Job:
     @asynccontextmanager
     async def _locked(self) -> AsyncGenerator[JobLock]:
         await asyncio.to_thread(check_new, self.spec)
-        self._spool = temporary_folder("batch")
-        try:
-            async with opened(lambda: acquire_lock(self._journal), lambda lock: lock.release()) as lock:
-                yield lock
-        finally:
-            shutil.rmtree(self._spool, ignore_errors=True)
+        spool = opened(lambda: temporary_folder("batch"), partial(shutil.rmtree, ignore_errors=True))
+        locking = opened(lambda: acquire_lock(self._journal), lambda lock: lock.release())
+        async with spool as self._spool, locking as lock:
+            yield lock
 
     def _open(self, now: InputFiles) -> JobManifest:
         """The manifest of this job, new or continued. Raises: ConfigError when its input has changed."""

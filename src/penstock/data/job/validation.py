@@ -203,9 +203,8 @@ def _has_answers(before: JobManifest) -> bool:
         return before.report.ok + before.report.skipped > 0
     spool = temporary_folder("batch")
     try:
-        index = Index(before.spec.journal, spool)
-        index.close()
-        return index.counts()["ok"] + index.counts()["skipped"] > 0
+        counts = Index(before.spec.journal, spool).counts()
+        return counts["ok"] + counts["skipped"] > 0
     finally:
         shutil.rmtree(spool, ignore_errors=True)
 
