@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -56,8 +56,8 @@ def _data(figures: Figures, measured: Measured) -> dict[str, Any]:
         "ttft_p50_ms": figures.ttft_ms and figures.ttft_ms.p50,
         "ttft_p99_ms": figures.ttft_ms and figures.ttft_ms.p99,
         "distributions": distributions(measured),
-        "points": asdict(first_tokens(measured, figures)),
-        "series": asdict(over_time(measured, figures)),
+        "points": first_tokens(measured, figures),
+        "series": over_time(measured, figures),
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from penstock.bench.load.outcome import UNFINISHED, RequestOutcome, RequestTiming
 from penstock.bench.load.workers import Measured
@@ -20,29 +20,8 @@ _STEPS = 200
 _WORST = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
-    """Lists of equal length, over `at`: the middle of each bin. None where there is nothing to say."""
-
-    at: list[float]
-    tokens_per_s: list[float]
-    open: list[int]
-    itl_p50_ms: list[float | None]
-    itl_p99_ms: list[float | None]
-    refused: list[int]
-    broken: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Points:
-    """TTFT of single requests, in ms, over when they were due."""
-
-    at: list[float]
-    ttft_ms: list[float]
-
-
-def over_time(measured: Measured, figures: Figures) -> Series:
-    """Bins of a second, or longer in long runs."""
+def over_time(measured: Measured, figures: Figures) -> dict[str, list[Any]]:
+    """Over `at`, the middle of bins of a second, longer in long runs; None where there is nothing to say."""
     outcomes, zero = measured.outcomes, figures.begin
     begin = min((outcome.due for outcome in outcomes), default=zero) - zero
     end = max((outcome.ended for outcome in outcomes), default=zero) - zero
@@ -62,15 +41,15 @@ def over_time(measured: Measured, figures: Figures) -> Series:
             (broken if outcome.events else refused)[bin_of(outcome.ended)] += 1
     ordered = [sorted(values) for values in gaps]
     middles = [(first + i + 0.5) * width for i in range(count)]
-    return Series(
-        at=[round(at, 3) for at in middles],
-        tokens_per_s=[round(made / width, 2) for made in tokens],
-        open=_open(outcomes, [at + zero for at in middles]),
-        itl_p50_ms=[_percentile_ms(values, 50) for values in ordered],
-        itl_p99_ms=[_percentile_ms(values, 99) for values in ordered],
-        refused=refused,
-        broken=broken,
-    )
+    return {
+        "at": [round(at, 3) for at in middles],
+        "tokens_per_s": [round(made / width, 2) for made in tokens],
+        "open": _open(outcomes, [at + zero for at in middles]),
+        "itl_p50_ms": [_percentile_ms(values, 50) for values in ordered],
+        "itl_p99_ms": [_percentile_ms(values, 99) for values in ordered],
+        "refused": refused,
+        "broken": broken,
+    }
 
 
 def _spread_over(
@@ -96,14 +75,14 @@ def _percentile_ms(ordered: Sequence[float], percent: float) -> float | None:
     return round(1e3 * percentile(ordered, percent), 3) if ordered else None
 
 
-def first_tokens(measured: Measured, figures: Figures) -> Points:
-    """All requests or, of very many, a sample that holds the slowest."""
+def first_tokens(measured: Measured, figures: Figures) -> dict[str, list[float]]:
+    """TTFT of single requests, over when they were due; of very many, a sample with the slowest."""
     found = [(o.due - figures.begin, 1e3 * (o.times()[0] - o.due)) for o in measured.outcomes if o.good]
     if len(found) > _POINTS:
         worst = sorted(found, key=lambda point: -point[1])[:_WORST]
         found = [*found[:: math.ceil(len(found) / _POINTS)], *worst]
     found = sorted(set(found))
-    return Points([round(at, 3) for at, _ in found], [round(ms, 3) for _, ms in found])
+    return {"at": [round(at, 3) for at, _ in found], "ttft_ms": [round(ms, 3) for _, ms in found]}
 
 
 def distributions(measured: Measured) -> dict[str, list[list[float]]]:
