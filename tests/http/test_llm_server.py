@@ -6,9 +6,13 @@ from typing import Any
 import pytest
 
 from penstock.asgi_client import post_scope
-from penstock.errors import BadRequest, EngineStartFailed
+from penstock.errors import BadRequest, ConfigError, EngineDead, EngineStartFailed
 from penstock.serve import LLMConfig, LLMServer
 from penstock.serve.openai_api_models import ChatCompletionRequest, ErrorResponse
+from penstock.serve.replica import server as replica_server
+from penstock.serve.replica.inbound.listener import Listener
+from penstock.serve.replica.inbound.status_link import StatusSource
+from penstock.transport import link
 
 pytestmark = pytest.mark.parity("S33")
 
@@ -32,6 +36,22 @@ async def test_sync_init_gives_a_server_to_start():
     await server.check_health()
     assert (await server.llm_config()).model_id == "sim"
     await server.stop()
+
+
+async def test_a_server_ends_although_its_gateway_could_not_open(patched):
+    server = await LLMServer(sim())
+    source = StatusSource(load=server.engine.load, hello=lambda: link.Hello("sim"))
+    server._listener = await Listener.open(server._serve, source, node_id="n", node_host=None)
+
+    async def failing(*_: object) -> None:
+        raise ConfigError("The file of keys cannot be read.")
+
+    patched(replica_server, "open_gateway", failing)
+    with pytest.raises(ConfigError, match="file of keys"):
+        await server(object())
+    await server.stop()
+    with pytest.raises(EngineDead):
+        await server.check_health()
 
 
 async def test_a_stream_is_lists_of_ready_events():

@@ -254,8 +254,9 @@ class LLMServer:
         for task in self._tasks:
             task.cancel()
         if self._gateway is not None:
-            gateway, _ = await self._gateway
-            await gateway.close()
+            (opened,) = await asyncio.gather(self._gateway, return_exceptions=True)
+            if not isinstance(opened, BaseException):
+                await opened[0].close()
         limit_s = self._llm_config.get_serve_options().get("graceful_shutdown_timeout_s", 20.0)
         deadline = time.monotonic() + limit_s - 1.0  # then Serve kills the process
         if self._listener:
