@@ -302,6 +302,27 @@ async def test_a_pinned_one_that_is_not_there_stops_the_start(tmp_path: Path):
             pass
 
 
+async def test_a_second_start_loads_what_an_engine_lost_that_was_stopped(tmp_path: Path, patched):
+    write(tmp_path, "a")
+    config = lora_config(tmp_path, pinned=["a", "b"], max_num_adapters_per_replica=2)
+    engine = Engine(config)
+    await engine.start()
+    adapters = Store(engine, Source(config))
+    with pytest.raises(ModelNotFound):
+        await adapters.start()
+    await until(lambda: adapters.loaded() == ("a",))
+    engine._adapters.clear()
+    write(tmp_path, "b")
+    now = store.time.monotonic()
+    patched(store.time, "monotonic", lambda: now + store._FAILURE_KEPT_S)
+    await adapters.start()
+    assert adapters.loaded() == ("a", "b")
+    async with adapters.use("a") as key:
+        assert key in engine.adapters()
+    await adapters.stop()
+    await engine.stop()
+
+
 class Download:
     """As users of ray.serve.llm have written it."""
 

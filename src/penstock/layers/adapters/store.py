@@ -74,6 +74,9 @@ class Store:
     async def start(self) -> None:
         """Loads pinned adapters, lists all once, and starts to refresh them. Raises: what loading raises."""
         async with self._changing:
+            for version in list(self._current.values()):
+                if version.in_engine and version.key not in self._engine.adapters():  # stopped since
+                    self._retire(version)
             self._spawn(self._source.check_listing())
             await asyncio.gather(*map(self.load_adapter, self._source.lora.pinned))
             self._started = True
