@@ -9,7 +9,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from penstock.config.messages.problems import unknown
-from penstock.config.schema.strict import StrictModel
+from penstock.config.schema.strict import StrictModel, optional, setting
 
 PLACEHOLDERS = ("api_key", "host", "model", "model_id", "port", "python")
 """Names in braces in `command` and `environment`, replaced when the child is started."""
@@ -28,32 +28,27 @@ class ProcessOptions(StrictModel):
     """
 
     command: list[str] = Field(min_length=1, description="The program and its arguments; no shell.")
-    environment: dict[str, str] = Field(default={}, description="Variables beside those of the replica.")
-    port: int | None = Field(
-        default=None, ge=1, le=65535, description="Where it listens; without it, a free one."
-    )
-    ready_path: str = Field(default="/health", pattern="^/", description="Answers 200 while it can work.")
-    warm_up: bool = Field(
-        default=True,
-        description="It is ready when a completion, a chat or an embedding was answered; `false` for one "
+    environment: dict[str, str] = setting({}, "Variables beside those of the replica.")
+    port: int | None = optional("Where it listens; without it, a free one.", ge=1, le=65535)
+    ready_path: str = setting("/health", "Answers 200 while it can work.", pattern="^/")
+    warm_up: bool = setting(
+        True,
+        "It is ready when a completion, a chat or an embedding was answered; `false` for one "
         "that has none of them.",
     )
-    served_model_name: str | None = Field(
-        default=None, min_length=1, description="What it calls the model, where that is not `{model_id}`."
+    served_model_name: str | None = optional(
+        "What it calls the model, where that is not `{model_id}`.", min_length=1
     )
-    max_model_len: int | None = Field(
-        default=None, ge=1, description="Context window, in tokens; without it, as its `/v1/models` says."
+    max_model_len: int | None = optional(
+        "Context window, in tokens; without it, as its `/v1/models` says.", ge=1
     )
-    metrics_path: str = Field(
-        default="/metrics",
-        pattern="^/",
-        description="Where its gauges are, of vLLM's, SGLang's or llama.cpp's names.",
+    metrics_path: str = setting(
+        "/metrics", "Where its gauges are, of vLLM's, SGLang's or llama.cpp's names.", pattern="^/"
     )
-    allowed_media_domains: list[str] = Field(
-        default=[],
-        description="Hosts from which it may fetch what requests name by URL, or `*`.",
+    allowed_media_domains: list[str] = setting(
+        [], "Hosts from which it may fetch what requests name by URL, or `*`."
     )
-    stop_grace_s: float = Field(default=5.0, ge=0, description="Seconds from SIGTERM to SIGKILL.")
+    stop_grace_s: float = setting(5.0, "Seconds from SIGTERM to SIGKILL.", ge=0)
 
     @property
     def wants_model(self) -> bool:

@@ -10,10 +10,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, model_validator
 
 from penstock.config.derive.accelerators import accelerator_kind
-from penstock.config.schema.strict import StrictModel
+from penstock.config.schema.strict import StrictModel, optional, setting
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
@@ -56,16 +56,12 @@ class SGLangOptions(StrictModel):
 
     model_config = ConfigDict(extra="allow")
 
-    python: str | None = Field(
-        default=None,
-        min_length=1,
-        description="The interpreter of the environment that SGLang is installed in; Penstock's by default.",
+    python: str | None = optional(
+        "The interpreter of the environment that SGLang is installed in; Penstock's by default.", min_length=1
     )
-    environment: dict[str, str] = Field(
-        default={}, description="Variables for its process, beside those of the replica."
-    )
-    allowed_media_domains: list[str] = Field(
-        default=[], description="Hosts from which it may fetch what requests name by URL, or `*`."
+    environment: dict[str, str] = setting({}, "Variables for its process, beside those of the replica.")
+    allowed_media_domains: list[str] = setting(
+        [], "Hosts from which it may fetch what requests name by URL, or `*`."
     )
 
     @model_validator(mode="before")

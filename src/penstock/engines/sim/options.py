@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from penstock.config.schema.strict import StrictModel
+from penstock.config.schema.strict import StrictModel, optional, setting
 
 
 class SimOptions(StrictModel):
@@ -18,65 +18,44 @@ class SimOptions(StrictModel):
     `prefill_tokens_per_s`, with `prefill_per_kv_token_ns` for each token that each of them looks back upon.
     """
 
-    max_model_len: int = Field(default=16_384, ge=2, description="Context window, in tokens.")
-    max_num_seqs: int = Field(default=256, ge=1, description="Requests in one batch; more of them wait.")
-    max_num_batched_tokens: int = Field(
-        default=8_192, ge=1, description="Tokens in one step, prompts' and made ones."
+    max_model_len: int = setting(16_384, "Context window, in tokens.", ge=2)
+    max_num_seqs: int = setting(256, "Requests in one batch; more of them wait.", ge=1)
+    max_num_batched_tokens: int = setting(8_192, "Tokens in one step, prompts' and made ones.", ge=1)
+    scheduling_policy: Literal["fcfs", "priority"] = setting(
+        "fcfs", "`priority`: online requests go before batch, and batch gives way first."
     )
-    scheduling_policy: Literal["fcfs", "priority"] = Field(
-        default="fcfs",
-        description="`priority`: online requests go before batch, and batch gives way first.",
+    kv_tokens: int = setting(262_144, "Tokens that the KV cache holds, rounded up to whole blocks.", ge=2)
+    block_size: int = setting(16, "Tokens in one block of the KV cache.", ge=1)
+    enable_prefix_caching: bool = setting(
+        True, "Requests find what others with the same beginning have computed."
     )
-    kv_tokens: int = Field(
-        default=262_144, ge=2, description="Tokens that the KV cache holds, rounded up to whole blocks."
-    )
-    block_size: int = Field(default=16, ge=1, description="Tokens in one block of the KV cache.")
-    enable_prefix_caching: bool = Field(
-        default=True, description="Requests find what others with the same beginning have computed."
-    )
-    enable_prompt_tokens_details: bool = Field(
-        default=False, description="Usage says how many tokens of the prompt were found in the cache."
+    enable_prompt_tokens_details: bool = setting(
+        False, "Usage says how many tokens of the prompt were found in the cache."
     )
 
-    prefill_tokens_per_s: float = Field(
-        default=20_000.0, gt=0, description="Speed of prefill; `.inf` makes it free."
+    prefill_tokens_per_s: float = setting(20_000.0, "Speed of prefill; `.inf` makes it free.", gt=0)
+    prefill_per_kv_token_ns: float = setting(
+        0.0, "Nanoseconds more for each prompt token and each token before it.", ge=0
     )
-    prefill_per_kv_token_ns: float = Field(
-        default=0.0, ge=0, description="Nanoseconds more for each prompt token and each token before it."
-    )
-    step_base_ms: float = Field(default=5.0, ge=0, description="Milliseconds that every step takes.")
-    step_per_request_ms: float = Field(
-        default=0.02, ge=0, description="Milliseconds more for each decoding request."
-    )
-    step_per_kv_token_ns: float = Field(
-        default=0.0, ge=0, description="Nanoseconds more for each token of KV that decoding requests read."
+    step_base_ms: float = setting(5.0, "Milliseconds that every step takes.", ge=0)
+    step_per_request_ms: float = setting(0.02, "Milliseconds more for each decoding request.", ge=0)
+    step_per_kv_token_ns: float = setting(
+        0.0, "Nanoseconds more for each token of KV that decoding requests read.", ge=0
     )
 
-    adapter_load_s: float = Field(default=0.0, ge=0, description="Seconds that loading an adapter takes.")
+    adapter_load_s: float = setting(0.0, "Seconds that loading an adapter takes.", ge=0)
 
-    reply: str | None = Field(
-        default=None, min_length=1, description="Every answer; without it, the prompt's echo."
-    )
-    replies: dict[str, str] = Field(
-        default={}, description="Answer by the text of the last message or prompt."
-    )
-    embedding_size: int = Field(default=64, ge=1, description="Numbers in an embedding.")
+    reply: str | None = optional("Every answer; without it, the prompt's echo.", min_length=1)
+    replies: dict[str, str] = setting({}, "Answer by the text of the last message or prompt.")
+    embedding_size: int = setting(64, "Numbers in an embedding.", ge=1)
 
-    start_delay_s: float = Field(default=0.0, ge=0, description="Seconds that starting takes.")
-    wake_delay_s: float = Field(default=0.0, ge=0, description="Seconds that waking up takes.")
-    start_error: str | None = Field(default=None, description="Starting fails with this reason.")
-    error_every: int | None = Field(
-        default=None, ge=1, description="Every n-th request is refused with status 500."
-    )
-    fail_after_tokens: int | None = Field(
-        default=None, ge=0, description="Each answer breaks off after n tokens."
-    )
-    die_after_requests: int | None = Field(
-        default=None, ge=1, description="The engine dies when it has answered n."
-    )
-    die_after_tokens: int | None = Field(
-        default=None, ge=1, description="The engine dies when it has made n tokens."
-    )
+    start_delay_s: float = setting(0.0, "Seconds that starting takes.", ge=0)
+    wake_delay_s: float = setting(0.0, "Seconds that waking up takes.", ge=0)
+    start_error: str | None = optional("Starting fails with this reason.")
+    error_every: int | None = optional("Every n-th request is refused with status 500.", ge=1)
+    fail_after_tokens: int | None = optional("Each answer breaks off after n tokens.", ge=0)
+    die_after_requests: int | None = optional("The engine dies when it has answered n.", ge=1)
+    die_after_tokens: int | None = optional("The engine dies when it has made n tokens.", ge=1)
 
     @property
     def kv_blocks(self) -> int:
