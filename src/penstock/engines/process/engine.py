@@ -241,10 +241,10 @@ class ProcessEngine(EngineControl):
     def names(self, adapter: str | None) -> ModelNames:
         """The names of the model, or of an adapter."""
         model_id = self._config.model_id
+        childs = self.options.served_model_name or model_id
         if adapter is None:
-            childs = self.options.served_model_name or model_id
             return ModelNames(model_id, childs, tuple(self._config.aliases))
-        return ModelNames(f"{model_id}:{plain_name(adapter)}", f"{model_id}:{adapter}")
+        return ModelNames(f"{model_id}:{plain_name(adapter)}", f"{childs}:{adapter}")
 
     @asynccontextmanager
     async def at_work(self, *, waits: bool = True) -> AsyncGenerator[Wire]:
@@ -255,17 +255,13 @@ class ProcessEngine(EngineControl):
         """
         if self._asleep and not waits:
             raise Unavailable("The engine is asleep.", retry_after_s=_RETRY_AFTER_S)
-        async with self._gate.passed() if waits else nullcontext(), self._translated() as wire:
-            yield wire
-
-    @asynccontextmanager
-    async def _translated(self) -> AsyncGenerator[Wire]:
-        self._refuse_dead()
-        assert self._wire is not None
-        try:
-            yield self._wire
-        except BROKEN as error:
-            raise await self._breakage() from error
+        async with self._gate.passed() if waits else nullcontext():
+            self._refuse_dead()
+            assert self._wire is not None
+            try:
+                yield self._wire
+            except BROKEN as error:
+                raise await self._breakage() from error
 
     # -- the child's life
 

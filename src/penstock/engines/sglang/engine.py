@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.config.messages.problems import translated
-from penstock.engine import Progress, plain_name
+from penstock.engine import Progress
 from penstock.engine_control import DEFAULT_WEIGHTS, PauseMode
 from penstock.engines import foreign, peft, weights
 from penstock.engines.edge import Edge
@@ -23,7 +23,7 @@ from penstock.engines.process import completion
 from penstock.engines.process.engine import ProcessEngine
 from penstock.engines.process.gauges import Gauges
 from penstock.engines.process.readiness import NotReady
-from penstock.engines.process.relay import ModelNames, Relay
+from penstock.engines.process.relay import Relay
 from penstock.engines.process.wire import BROKEN, Wire
 from penstock.engines.sglang import parameters, server
 from penstock.engines.sglang.flags import SGLangOptions, as_process
@@ -210,13 +210,6 @@ class SGLangEngine(ProcessEngine):
         return server.exposition(text.decode(), self.names(None), seen or Gauges(0, 0)).encode()
 
     # -- of its process
-
-    def names(self, adapter: str | None) -> ModelNames:
-        """SGLang allows no colon in a model's name: it is the mark of an adapter."""
-        model = super().names(None)
-        if adapter is None:
-            return model
-        return ModelNames(f"{model.ours}:{plain_name(adapter)}", f"{model.childs}:{adapter}")
 
     async def _ready(self, wire: Wire, progress: Progress) -> None:
         """As its base; then as it was before a sleep. Raises: NotReady."""

@@ -84,7 +84,7 @@ class SGLangOptions(StrictModel):
 def as_process(config: LLMConfig, options: SGLangOptions) -> LLMConfig:
     """The same model as `llm_engine: process`: SGLang's server as its command."""
     on_cpu = accelerator_kind(config) == "cpu"
-    name = config.model_id.replace(":", "-")
+    name = config.model_id.replace(":", "-")  # there, a colon is the mark of an adapter
     tokenizer = config.model_loading_config.tokenizer_source
     arguments = {
         "log_level_http": "warning",
