@@ -22,6 +22,7 @@ from penstock.engines.process.options import ProcessOptions
 from penstock.engines.process.wire import Wire, lines
 from penstock.errors import Unsupported
 from penstock.openai import requests
+from penstock.openai.asgi_response import send_body
 from penstock.request_context import PreparedPrompt, prepared_prompt, using_adapter
 
 _HOP_BY_HOP = frozenset(
@@ -86,8 +87,7 @@ class Relay:
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         if scope["path"] == "/health":
             await self._engine.check_health()
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
-            return await send({"type": "http.response.body", "body": b""})
+            return await send_body(send, b"")
         adapter = using_adapter.get()
         names = self._engine.names(adapter)
         fields = _fields(scope, body)

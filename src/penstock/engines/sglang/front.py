@@ -18,7 +18,7 @@ from penstock.engines.process import completion, forced_tools
 from penstock.errors import NotFound
 from penstock.on_thread import completed
 from penstock.openai import requests
-from penstock.openai.asgi_response import send_json
+from penstock.openai.asgi_response import send_body, send_json
 from penstock.request_context import PreparedPrompt, prepared_prompt, using_adapter
 
 _CHAT = "/v1/chat/completions"
@@ -28,7 +28,7 @@ _SERVED = frozenset(
 )
 _PUBLIC = "/v1/"
 _NOT_PUBLIC = frozenset({"/v1/loads", "/v1/systemone"})
-_PROMETHEUS = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
+_PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class FrontTarget(Protocol):
@@ -61,8 +61,7 @@ class SGLangFront:
         if path not in _SERVED and (not path.startswith(_PUBLIC) or path in _NOT_PUBLIC):
             raise NotFound(f"There is no endpoint {path}.")
         if path == "/metrics":
-            await send({"type": "http.response.start", "status": 200, "headers": _PROMETHEUS})
-            return await send({"type": "http.response.body", "body": await self._engine.metrics()})
+            return await send_body(send, await self._engine.metrics(), _PROMETHEUS)
         if scope["method"] != "POST":
             return await self._app(scope, receive, send)
         try:

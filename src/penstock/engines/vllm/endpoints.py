@@ -18,6 +18,7 @@ from penstock.asgi_client import call
 from penstock.engines.edge import Absent
 from penstock.engines.foreign import said
 from penstock.errors import EndpointNotSupported, Error
+from penstock.openai.paths import ENGINE_PATHS
 
 log = logging.getLogger(__name__)
 
@@ -37,17 +38,6 @@ _OF_TASKS = (
 )
 """Endpoints worth naming in such an error."""
 
-_VARIANTS = (
-    "/v1/generate",
-    "/v1/score",
-    "/v1/rerank",
-    "/v2/rerank",
-    "/v1/messages/count_tokens",
-    "/v1/chat/completions/batch",
-    "/generative_scoring",
-)
-"""Less known names and relatives of these."""
-
 _TEXT = "Hello"
 _ASKED: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": _TEXT}], "max_tokens": 1},
@@ -66,7 +56,7 @@ def absence(model_id: str, routes: Iterable[Any]) -> Absent:
     answered = [path for path in _OF_TASKS if path in paths]
 
     def absent(path: str) -> Error | None:
-        if path in paths or path not in (*_OF_TASKS, *_VARIANTS):
+        if path in paths or path not in ENGINE_PATHS:
             return None
         return EndpointNotSupported(
             f"Model '{model_id}' does not answer {path}; it answers {', '.join(answered)}.", param="model"
