@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
 from penstock.engines import foreign
@@ -25,6 +26,7 @@ Absent = Callable[[str], Error | None]
 Heard = Callable[[bytes, int | None], Error]
 
 
+@dataclass(eq=False)
 class Edge:
     """ASGI around `app`.
 
@@ -33,17 +35,10 @@ class Edge:
     heard: the error that a response with this body and status means; without a status, an error event.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        death: Callable[[], str | None],
-        absent: Absent = lambda path: None,
-        heard: Heard = foreign.heard,
-    ) -> None:
-        self._app = app
-        self.death = death
-        self.absent = absent
-        self.heard = heard
+    _app: ASGIApp
+    death: Callable[[], str | None]
+    absent: Absent = lambda path: None
+    heard: Heard = foreign.heard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

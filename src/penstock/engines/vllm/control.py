@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,30 +33,23 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.02
 
 
+@dataclass(eq=False)
 class VLLMControl(EngineControl):
     """Controls one started engine. Operations run one after another."""
 
-    def __init__(
-        self,
-        llm: GatedLLM,
-        adapters: LoadedAdapters | None,
-        refuse_dead: Callable[[], None],
-        end_core: Callable[[], Awaitable[None]],
-        begin_core: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._llm = llm
-        self._adapters = adapters
-        self._refuse_dead = refuse_dead
-        self._end_core = end_core
-        self._begin_core = begin_core
-        self._calls: set[asyncio.Future[list[Any]]] = set()
-        """Of the core's workers, under way; each may take as long as it likes."""
-        self._level = 0
-        self._awake = frozenset[str]()
-        """Parts that are awake while the engine sleeps."""
-        self._weights: Path | None = None
-        self._paused = False
-        self._version = DEFAULT_WEIGHTS
+    _llm: GatedLLM
+    _adapters: LoadedAdapters | None
+    _refuse_dead: Callable[[], None]
+    _end_core: Callable[[], Awaitable[None]]
+    _begin_core: Callable[[], Awaitable[None]]
+    _calls: set[asyncio.Future[list[Any]]] = field(default_factory=set[asyncio.Future[list[Any]]])
+    """Of the core's workers, under way; each may take as long as it likes."""
+    _level: int = 0
+    _awake: frozenset[str] = frozenset()
+    """Parts that are awake while the engine sleeps."""
+    _weights: Path | None = None
+    _paused: bool = False
+    _version: str = DEFAULT_WEIGHTS
 
     def is_sleeping(self) -> bool:
         return self._level > 0
