@@ -6,7 +6,6 @@ event.
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from dataclasses import dataclass
 from typing import Self
 
 from penstock.asgi import TRUSTED, ASGIApp, Message, Receive, Scope, replay, split_events, stay
@@ -15,8 +14,15 @@ _JSON = "application/json"
 _QUEUED_MESSAGES = 64  # back-pressure: the app waits when the reader is this far behind
 
 
-class ResponseBody:
-    """The bytes of an answer as the app makes them. Closing it, read or not, ends the app."""
+class AppResponse:
+    """A response as the app makes it: iterating gives the bytes of its body. Closing it, read or not, ends
+    the app.
+
+    status, headers: set once they have arrived.
+    """
+
+    status: int
+    headers: Mapping[str, str]
 
     def __init__(self, app: ASGIApp, scope: Scope, request: bytes) -> None:
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue(_QUEUED_MESSAGES)
@@ -50,23 +56,14 @@ class ResponseBody:
                 return message["body"]
         raise StopAsyncIteration
 
+    async def read(self) -> bytes:
+        """The whole body."""
+        return b"".join([piece async for piece in self])
+
     async def aclose(self) -> None:
         """Tells the app that the client is gone, and ends it."""
         self._gone.set()
         self._task.cancel()
-
-
-@dataclass(frozen=True, slots=True)
-class AppResponse:
-    """A response whose status and headers have arrived; the caller closes the body."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: ResponseBody
-
-    async def read(self) -> bytes:
-        """The whole body."""
-        return b"".join([piece async for piece in self.body])
 
 
 async def call(
@@ -76,11 +73,11 @@ async def call(
     headers: Mapping[str, str] | None = None,
     content_type: str = _JSON,
 ) -> AppResponse:
-    """POSTs `body` to `path` of `app`.
+    """POSTs `body` to `path` of `app`. Returns with the response's status; the caller closes it.
 
     Raises: what the app raises before its first byte.
     """
-    reply = ResponseBody(app, post_scope(path, len(body), headers or {}, content_type), body)
+    reply = AppResponse(app, post_scope(path, len(body), headers or {}, content_type), body)
     try:
         start = await reply.message()
     except BaseException:
@@ -88,7 +85,8 @@ async def call(
         raise
     if start is None:
         raise RuntimeError(f"{path} ended without an answer.")
-    return AppResponse(start["status"], _decoded(start), reply)
+    reply.status, reply.headers = start["status"], _decoded(start)
+    return reply
 
 
 class WholeResponse:

@@ -81,8 +81,8 @@ async def test_closing_the_body_ends_the_app():
             ended.set()
 
     answer = await call(endless, "/", b"")
-    assert await anext(answer.body) == b"data"
-    await answer.body.aclose()
+    assert await anext(answer) == b"data"
+    await answer.aclose()
     await asyncio.wait_for(ended.wait(), 5)
 
 
@@ -100,7 +100,7 @@ async def test_a_reader_far_behind_holds_the_app_back():
     for _ in range(1000):
         await asyncio.sleep(0)
     assert sent <= 65
-    await answer.body.aclose()
+    await answer.aclose()
 
 
 async def pieces(*parts: bytes):

@@ -73,7 +73,7 @@ async def is_answered(app: ASGIApp, model_id: str, paths: set[str]) -> bool:
     """
     for path in [path for path in _ASKED if path in paths]:
         response = await call(app, path, msgspec.json.encode({"model": model_id, **_ASKED[path]}))
-        async with aclosing(response.body):
+        async with aclosing(response):
             body = await response.read()
         if response.status == 200:
             return True

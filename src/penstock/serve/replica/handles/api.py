@@ -157,7 +157,7 @@ async def answers(
             error = ErrorResponse.of(reply.status, await reply.read())
             yield [error] if body.get("stream") else error
         elif "text/event-stream" in kind:
-            async for batch in batched(events(reply.body), interval_ms):
+            async for batch in batched(events(reply), interval_ms):
                 if work is not None and not told:
                     batch[0], told = tiers.reported_event(batch[0].encode(), work, path).decode(), True
                 yield batch
@@ -171,7 +171,7 @@ async def answers(
                 answer = tiers.reported(answer, work, path)
             yield RESPONSES[path].model_validate_json(answer)
     finally:
-        await reply.body.aclose()
+        await reply.aclose()
 
 
 def _take_tier(path: str, body: dict[str, Any], raw: RawRequestInfo | None) -> Tier:
