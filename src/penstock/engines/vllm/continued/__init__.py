@@ -5,6 +5,6 @@ is taken. A continued request takes the recorded groups first, through vLLM's ow
 core gets the request with their tokens. So detokenizer, stop strings, parsers and usage come to the state in
 which they were.
 
-`rules` says which requests can be continued, `answer` and `naming` make the ids in an answer the same ones,
-`journal` records and replays in the front-end. `emitted` is how the tokens reach `core` and its `worker`.
+`rules` says which requests can be continued, `answer` makes the ids in an answer the same ones, `journal`
+records and replays in the front-end. `emitted` is how the tokens reach `core` and its `worker`.
 """

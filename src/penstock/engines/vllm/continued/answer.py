@@ -1,13 +1,25 @@
-"""What one HTTP request has asked of the engine, and ids that are the same where its answer is continued."""
+"""What one HTTP request has asked of the engine, and ids and times that are the same where its answer is
+continued. Importing this file imports vLLM.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import sys
+import time
 import uuid
 from contextvars import ContextVar
+from types import SimpleNamespace
 
-from penstock.request_context import id_seed, record_tokens, tokens_before, tokens_so_far
+from vllm import utils
+
+from penstock.request_context import created, id_seed, record_tokens, tokens_before, tokens_so_far
+
+_NAMING = ("vllm.entrypoints.", "vllm.parser.", "vllm.renderers.", "vllm.tool_parsers.")
+_OPENAI = "vllm.entrypoints.openai"
+_DATED = tuple(f"{_OPENAI}.{kind}.serving" for kind in ("chat_completion", "completion", "responses"))
+_MESSAGES, _MISTRAL = "vllm.entrypoints.anthropic.serving", "vllm.parser.mistral"
 
 
 class _Requests:
@@ -53,3 +65,19 @@ def unique() -> str:
     if answer is None or not seed:
         return uuid.uuid4().hex[:16]
     return hashlib.sha256(f"{seed} {next(answer.ids)}".encode()).hexdigest()[:16]
+
+
+def name_by_seed() -> None:
+    """Has vLLM take its ids and times from here: changes the modules that are imported, the model's parsers
+    among them. Idempotent.
+    """
+    for name, module in list(sys.modules.items()):
+        found = vars(module)
+        if name.startswith(_NAMING) and found.get("random_uuid") is utils.random_uuid:
+            found["random_uuid"] = unique
+        if name in _DATED and found.get("time") is time:
+            found["time"] = SimpleNamespace(time=lambda: created.get() or time.time())
+        if name == _MESSAGES and found.get("uuid") is uuid:
+            found["uuid"] = SimpleNamespace(uuid4=lambda: uuid.UUID(unique() + unique()))
+        if name == _MISTRAL:
+            module.MistralToolCall.generate_random_id = staticmethod(lambda: unique()[:9])

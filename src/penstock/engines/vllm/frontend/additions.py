@@ -66,7 +66,7 @@ _CHANGES = (
     ("stop_strings", "frontend.token_text:hold_stops", "llm.vllm_config"),
     ("single_tokens", "frontend.token_text:cut_for_parsers", "app.state llm"),
     ("response_store", "frontend.response_store:keep_responses", "app.state"),
-    ("continued_streams", "continued.naming:name_by_seed", ""),
+    ("continued_streams", "continued.answer:name_by_seed", ""),
     ("item_references", "frontend.response_store:name_items", ""),
     ("response_calls", "frontend.response_store:add_calls", "app"),
     ("request_limits", "frontend.limits:hold", "app.state"),
