@@ -284,7 +284,7 @@ class Fleet:
         self._at(self._now + _LOOK_S, self._look)
 
     def _preemptions(self) -> int:
-        return sum(engine.batch.cache_counts.preemptions for engine in self._engines.values())
+        return sum(engine.batch.counts.preemptions for engine in self._engines.values())
 
 
 def _address(name: str) -> Address:

@@ -99,8 +99,8 @@ def test_with_async_scheduling_online_goes_first_and_batch_gives_way(kv_blocks: 
 def test_the_requests_are_such_that_some_give_way_and_many_find_something():
     batch = Batch(options(64))
     list(simulated_steps(list(requests(0)), 64, batch))
-    assert batch.cache_counts.preemptions > 3
-    assert 0.1 < batch.cache_counts.hits / batch.cache_counts.queries < 0.9
+    assert batch.counts.preemptions > 3
+    assert 0.1 < batch.counts.hits / batch.counts.queries < 0.9
 
 
 def requests(seed: int, priorities: Sequence[int] = (0,)) -> Iterator[Asked]:

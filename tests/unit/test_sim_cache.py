@@ -101,7 +101,7 @@ def test_requests_of_one_step_share_what_the_first_of_them_computes():
 def test_without_prefix_caching_nothing_is_found():
     engine = batch(enable_prefix_caching=False)
     assert alone(engine, [*A, *B, 5], [*A, *B, 5]) == [0, 0]
-    assert engine.cache_counts.queries == 0
+    assert engine.counts.queries == 0
 
 
 # -- what is overwritten
@@ -164,8 +164,8 @@ def test_a_preempted_request_finds_its_own_blocks_and_is_counted_once():
     old, new = request(A, tokens=10), request(B, tokens=10)
     assert run(engine, old, new) == [0, 0]
     assert (old.made, new.made) == (10, 10)
-    assert engine.cache_counts.preemptions == 1
-    assert engine.cache_counts.queries == 8
+    assert engine.counts.preemptions == 1
+    assert engine.counts.queries == 8
 
 
 # -- the engine

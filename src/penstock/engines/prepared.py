@@ -54,27 +54,21 @@ def _check(config: LLMConfig) -> None:
 
 async def _fetched(config: LLMConfig, files: sources.Only, progress: Progress) -> LLMConfig:
     progress(PHASE)
-    reported = _DownloadProgress(progress)
+    loop, due, given_up = asyncio.get_running_loop(), time.monotonic() + _REPORT_S, False
+
+    def watch(done: int, total: int) -> None:
+        """Reports bytes now and then, from the download's threads; ends them when nobody waits."""
+        nonlocal due
+        if given_up:
+            raise DownloadFailed("The download was given up, as the start was.")
+        if time.monotonic() > due:
+            due = time.monotonic() + _REPORT_S
+            phase = f"{PHASE} ({done / 1e9:.1f} of {total / 1e9:.1f} GB)"
+            loop.call_soon_threadsafe(progress, phase)
+
     try:
-        return await asyncio.to_thread(sources.with_local_sources, config, files, reported.watch)
+        return await asyncio.to_thread(sources.with_local_sources, config, files, watch)
     except (SourceNotFound, DownloadFailed) as error:
         raise EngineStartFailed(f"Model '{config.model_id}' cannot start: {error}") from error
     finally:
-        reported.given_up = True
-
-
-class _DownloadProgress:
-    """Reports bytes now and then, from the download's threads; ends them when nobody waits."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress, self._loop = progress, asyncio.get_running_loop()
-        self._next = time.monotonic() + _REPORT_S
-        self.given_up = False
-
-    def watch(self, done: int, total: int) -> None:
-        if self.given_up:
-            raise DownloadFailed("The download was given up, as the start was.")
-        if time.monotonic() > self._next:
-            self._next = time.monotonic() + _REPORT_S
-            phase = f"{PHASE} ({done / 1e9:.1f} of {total / 1e9:.1f} GB)"
-            self._loop.call_soon_threadsafe(self._progress, phase)
+        given_up = True

@@ -26,11 +26,11 @@ from penstock import asgi
 from penstock.asgi import Receive, Scope, Send
 from penstock.engine import Engine
 from penstock.engines.sim import metrics, tokenizer, wire
+from penstock.engines.sim.batch import Counts
 from penstock.engines.sim.events import ChatAnswer, CompletionAnswer, SimAnswer
 from penstock.engines.sim.messages import MessageAnswer, SimMessage
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.responses import ResponseAnswer, SimResponse
-from penstock.engines.sim.scheduler import Counts
 from penstock.errors import BadRequest, Error, MethodNotAllowed, ModelNotFound, NotFound
 from penstock.openai.asgi_response import send_answer, send_body, send_error, send_json
 from penstock.request_context import prepared_prompt, record_tokens, using_adapter

@@ -61,12 +61,15 @@ class Sequence:
 
 
 @dataclass(slots=True)
-class CacheCounts:
-    """Prefix cache lookups and hits. Units: tokens; `preemptions` in requests.
+class Counts:
+    """Totals since the start. Units: tokens; `finished` and `preemptions` in requests.
 
-    As in vLLM, a preempted request is not counted again.
+    queries, hits: lookups in the prefix cache; as in vLLM, a preempted request is not counted again.
     """
 
+    prompt_tokens: int = 0
+    made_tokens: int = 0
+    finished: int = 0
     queries: int = 0
     hits: int = 0
     preemptions: int = 0
@@ -76,7 +79,7 @@ class Batch:
     """Running and waiting requests. A step admits no request that arrives after it began."""
 
     def __init__(self, options: SimOptions) -> None:
-        self.cache_counts = CacheCounts()
+        self.counts = Counts()
         self._options = options
         self._by_class = options.scheduling_policy == "priority"
         self._cache = Cache(options.kv_blocks, options.block_size, options.enable_prefix_caching)
@@ -129,9 +132,9 @@ class Batch:
         """Schedules the next step; returns when it ends, in seconds of the clock. Only when not `idle`."""
         if not self._running:
             self._now = max(self._now, min(sequence.arrival for sequence in self._waiting))
-        preemptions = self.cache_counts.preemptions
+        preemptions = self.counts.preemptions
         budget = self._continue_running(self._options.max_num_batched_tokens)
-        if self.cache_counts.preemptions == preemptions:
+        if self.counts.preemptions == preemptions:
             self._admit(budget)
         step_s = self._step_s()
         self._lately_s = p99_lately(self._lately_s, step_s)
@@ -200,8 +203,8 @@ class Batch:
         sequence.computed = len(blocks) * self._options.block_size
         if self._options.enable_prefix_caching and not sequence.preempted:
             sequence.cached_tokens = sequence.computed
-            self.cache_counts.queries += sequence.prompt_tokens
-            self.cache_counts.hits += sequence.computed
+            self.counts.queries += sequence.prompt_tokens
+            self.counts.hits += sequence.computed
 
     def _take(self, sequence: Sequence, tokens: int) -> bool:
         begin, size = sequence.computed, self._options.block_size
@@ -224,7 +227,7 @@ class Batch:
         self._cache.free(sequence.blocks)
         sequence.computed = 0
         sequence.preempted = True
-        self.cache_counts.preemptions += 1
+        self.counts.preemptions += 1
         before = (
             at for at, one in enumerate(self._waiting) if not self._by_class or one.rank >= sequence.rank
         )

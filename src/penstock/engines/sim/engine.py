@@ -20,9 +20,10 @@ from penstock.engines import peft
 from penstock.engines.prepared import prepared
 from penstock.engines.sim import tokenizer, tools, wire
 from penstock.engines.sim.app import App
+from penstock.engines.sim.batch import Counts
 from penstock.engines.sim.options import SimOptions
 from penstock.engines.sim.reply import POOLED, PlannedReply, plan
-from penstock.engines.sim.scheduler import Clock, Counts, Scheduler
+from penstock.engines.sim.scheduler import Clock, Scheduler
 from penstock.engines.weights import Broken
 from penstock.errors import (
     BadRequest,

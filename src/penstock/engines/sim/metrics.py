@@ -9,14 +9,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from penstock.engine import Load
-from penstock.engines.sim.scheduler import Counts
+from penstock.engines.sim.batch import Counts
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 def exposition(model_id: str, load: Load, counts: Counts) -> bytes:
     """One engine's metrics in Prometheus' text format."""
-    gauge, counter, cache = GaugeMetricFamily, CounterMetricFamily, counts.cache
+    gauge, counter = GaugeMetricFamily, CounterMetricFamily
     registry = CollectorRegistry(auto_describe=False)
     for kind, name, says, value in (
         (gauge, "num_requests_running", "Requests in the batch.", load.running),
@@ -25,9 +25,9 @@ def exposition(model_id: str, load: Load, counts: Counts) -> bytes:
         (counter, "prompt_tokens", "Prompt tokens prefilled.", counts.prompt_tokens),
         (counter, "generation_tokens", "Tokens generated.", counts.made_tokens),
         (counter, "request_success", "Outputs completed.", counts.finished),
-        (counter, "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", cache.queries),
-        (counter, "prefix_cache_hits", "Prompt tokens found there.", cache.hits),
-        (counter, "num_preemptions", "Requests preempted and restarted.", cache.preemptions),
+        (counter, "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", counts.queries),
+        (counter, "prefix_cache_hits", "Prompt tokens found there.", counts.hits),
+        (counter, "num_preemptions", "Requests preempted and restarted.", counts.preemptions),
     ):
         family = kind(f"vllm:{name}", says, labels=("model_name", "engine"))
         family.add_metric((model_id, "0"), value)

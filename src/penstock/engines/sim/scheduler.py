@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
 
 from penstock.engine import Delta, Load
 from penstock.engine_control import PauseMode
-from penstock.engines.sim.batch import Batch, CacheCounts
+from penstock.engines.sim.batch import Batch, Counts
 from penstock.engines.sim.batch import Sequence as Output
 from penstock.engines.sim.cache import Chain
 from penstock.engines.sim.options import SimOptions
@@ -33,16 +32,6 @@ class Clock:
             await asyncio.sleep(left)
 
 
-@dataclass(slots=True)
-class Counts:
-    """Totals since the start. Units: tokens, requests."""
-
-    prompt_tokens: int = 0
-    made_tokens: int = 0
-    finished: int = 0
-    cache: CacheCounts = field(default_factory=CacheCounts)
-
-
 class Scheduler:
     """The engine's loop. When it is late, the batch's clock stays on the model's time, and it catches up."""
 
@@ -51,7 +40,6 @@ class Scheduler:
         self._clock = clock or Clock()
         self._block_size = options.block_size
         self._batch = Batch(options)
-        self.counts = Counts(cache=self._batch.cache_counts)
         self._arrived = asyncio.Event()
         self._frozen = False
         self._quiet = asyncio.Event()  # set while no step is running
@@ -97,9 +85,12 @@ class Scheduler:
             )
         self._batch.forget()
 
+    @property
+    def counts(self) -> Counts:
+        return self._batch.counts
+
     def reset_counts(self) -> None:
-        self._batch.cache_counts = CacheCounts()
-        self.counts = Counts(cache=self._batch.cache_counts)
+        self._batch.counts = Counts()
 
     async def stream(
         self,
