@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -27,6 +27,13 @@ authentication and other HTTP-level checks have already been done."""
 CANCELLED = "penstock.cancelled"
 """Extension in the scope of a request without a connection of its own: the app is cancelled when its client
 goes, and need not watch for that."""
+
+OWN = b"x-penstock-"
+"""Begins the names of header fields between Penstock's own processes."""
+HOP_BY_HOP = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer"
+    b" transfer-encoding upgrade".split()
+)
 
 _Result = TypeVar("_Result")
 
@@ -68,6 +75,16 @@ def parsed(body: bytes) -> dict[str, Any] | None:
 def header(scope: Scope, name: bytes) -> bytes:
     """The value of the request's field of this name; empty without it."""
     return next((value for field, value in scope["headers"] if field == name), b"")
+
+
+def passing(fields: Iterable[tuple[bytes, bytes]], never: Collection[bytes]) -> list[tuple[bytes, bytes]]:
+    """The header fields that go on to the next server, of names in lower case: those of one hop do not,
+    which `connection` may name, nor Penstock's own, nor those in `never`.
+    """
+    fields = list(fields)
+    hops = [value.lower().split(b",") for name, value in fields if name == b"connection"]
+    here = HOP_BY_HOP.union(never, (name.strip() for names in hops for name in names))
+    return [field for field in fields if field[0] not in here and not field[0].startswith(OWN)]
 
 
 def with_body(scope: Scope, receive: Receive, body: bytes) -> tuple[Scope, Receive]:

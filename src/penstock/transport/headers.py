@@ -8,18 +8,14 @@ from collections.abc import Mapping
 from urllib.parse import quote
 
 from penstock import tiers
+from penstock.asgi import HOP_BY_HOP, OWN, passing
 from penstock.errors import BadRequest
 from penstock.transport import link
 from penstock.transport.connection import Headers
 
 REQUEST_ID = b"x-request-id"
-_OWN = b"x-penstock-"
-_HOP_BY_HOP = frozenset(
-    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer"
-    b" transfer-encoding upgrade".split()
-)
 # Credentials are for the gateway; it writes the length itself and has answered Expect.
-_NOT_TO_REPLICA = _HOP_BY_HOP | {
+_NOT_TO_REPLICA = HOP_BY_HOP | {
     REQUEST_ID,
     b"host",
     b"content-length",
@@ -30,7 +26,7 @@ _NOT_TO_REPLICA = _HOP_BY_HOP | {
     b"origin",  # it answers browsers, see `serve.http.cors`
     b"x-vllm-priority",  # clients choose a class, no more
 }
-_NOT_TO_CLIENT = _HOP_BY_HOP | {b"server", b"date", REQUEST_ID}
+_NOT_TO_CLIENT = HOP_BY_HOP | {b"server", b"date", REQUEST_ID}
 _CORS = b"access-control-"
 _VALID_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
 
@@ -48,13 +44,7 @@ def to_replica(method: str, target: bytes, client: Headers, own: Headers, body_b
     body_bytes: None for a body in chunks.
     Raises: BadRequest for a line break in a field; no HTTP parser passes one.
     """
-    hop = [value for name, value in client if name == b"connection"]
-    named = {name.strip().lower() for value in hop for name in value.split(b",")}  # for one hop, as it says
-    fields = [
-        field
-        for field in client
-        if field[0] not in _NOT_TO_REPLICA and not field[0].startswith(_OWN) and field[0] not in named
-    ]
+    fields = passing(client, _NOT_TO_REPLICA)
     length = (b"content-length", b"%d" % body_bytes) if body_bytes is not None else link.CHUNKED
     fields += [(b"host", b"replica"), length, *own]
     lines = [
@@ -72,7 +62,7 @@ def of_handle(given: Mapping[str, str]) -> dict[str, str]:
     passing: dict[str, str] = {}
     for name, value in given.items():
         lower = name.lower().encode("latin-1", "replace")
-        if lower == REQUEST_ID or (lower not in _NOT_TO_REPLICA and not lower.startswith(_OWN)):
+        if lower == REQUEST_ID or (lower not in _NOT_TO_REPLICA and not lower.startswith(OWN)):
             passing[name] = value
     return passing
 
@@ -94,7 +84,5 @@ def own(
 def to_client(replica: Headers) -> Headers:
     """The replica's fields that pass to the client."""
     return [
-        field
-        for field in replica
-        if field[0] not in _NOT_TO_CLIENT and not field[0].startswith((_OWN, _CORS))
+        field for field in replica if field[0] not in _NOT_TO_CLIENT and not field[0].startswith((OWN, _CORS))
     ]

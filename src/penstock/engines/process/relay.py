@@ -7,7 +7,7 @@ A body goes to the child byte for byte, unless something in it has to be changed
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
@@ -25,13 +25,8 @@ from penstock.openai import requests
 from penstock.openai.asgi_response import send_body
 from penstock.request_context import PreparedPrompt, prepared_prompt, using_adapter
 
-_HOP_BY_HOP = frozenset(
-    {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te"}
-    | {"trailer", "transfer-encoding", "upgrade"}
-)
-_NOT_FOR_THE_CHILD = _HOP_BY_HOP | {"host", "content-length", "accept-encoding", "authorization", "cookie"}
-_NOT_FOR_CLIENTS = _HOP_BY_HOP | {"date", "server", "set-cookie"}
-_OURS = "x-penstock-"
+_NOT_FOR_THE_CHILD = {b"host", b"content-length", b"accept-encoding", b"authorization", b"cookie"}
+_NOT_FOR_CLIENTS = {b"date", b"server", b"set-cookie"}
 
 _EVENTS = "text/event-stream"
 _ERROR_WITHIN = re.compile(rb'\n(?=data: \{"error"|event: error)')
@@ -109,8 +104,8 @@ class Relay:
 
 async def _pass_on(answer: aiohttp.ClientResponse, names: ModelNames, send: Send) -> None:
     renamed = names.ours != names.childs
-    dropped = {"content-length"} if renamed else set[str]()
-    headers = _without(answer.raw_headers, _NOT_FOR_CLIENTS | dropped)
+    never = {b"content-length", *_NOT_FOR_CLIENTS} if renamed else _NOT_FOR_CLIENTS
+    headers = asgi.passing(_lower(answer.raw_headers), never)
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     if answer.content_type == _EVENTS:
         pieces = _events(answer)
@@ -174,17 +169,9 @@ def _target(scope: Scope) -> str:
 
 
 def _for_child(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    kept = _without(headers, _NOT_FOR_THE_CHILD)
+    kept = asgi.passing(_lower(headers), _NOT_FOR_THE_CHILD)
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in kept]
 
 
-def _without(headers: Iterable[tuple[bytes, bytes]], dropped: Iterable[str]) -> list[tuple[bytes, bytes]]:
-    """Headers to forward, names in lower case, without those that `connection` lists."""
-    found = [(name.lower(), value) for name, value in headers]
-    hops = [value.decode("latin-1").lower() for name, value in found if name == b"connection"]
-    never = {*dropped, *(word.strip() for words in hops for word in words.split(","))}
-    return [
-        (name, value)
-        for name, value in found
-        if (plain := name.decode("latin-1")) not in never and not plain.startswith(_OURS)
-    ]
+def _lower(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    return ((name.lower(), value) for name, value in headers)

@@ -19,7 +19,7 @@ from itertools import islice
 from urllib.parse import unquote
 
 from penstock import asgi, tiers
-from penstock.asgi import TRUSTED, ASGIApp, Receive, Scope, Send
+from penstock.asgi import OWN, TRUSTED, ASGIApp, Receive, Scope, Send
 from penstock.errors import EngineDead, Error, Forbidden, Unavailable
 from penstock.layers.adapters import Store
 from penstock.openai.asgi_response import send_body, send_error, send_json
@@ -39,7 +39,6 @@ from penstock.transport.multiplexer import StreamSender
 
 log = logging.getLogger(__name__)
 
-_OWN = b"x-penstock-"
 _REQUESTS_AT_ONCE = 4  # to prepare a request takes about a millisecond, while the tokens of all others wait
 _HAND_OVER_S = 1.0
 """Between two times at which gateways get the tokens of answers that have not begun."""
@@ -175,7 +174,7 @@ class Listener:
         if scope["path"] == link.ADAPTERS_PATH:
             return await _list(send, self._source.adapters)
         scope["headers"] = [
-            field for field in scope["headers"] if field[0] == ADAPTER or not field[0].startswith(_OWN)
+            field for field in scope["headers"] if field[0] == ADAPTER or not field[0].startswith(OWN)
         ]
         scope["extensions"] = {**scope.get("extensions", {}), TRUSTED: {}}
         work, number = tiers.read(fields.get(link.TIER)), int(fields.get(STREAM, 0))
