@@ -84,7 +84,9 @@ def said(body: bytes) -> tuple[str, str | None]:
     detail = fault.get("message") or fault.get("detail")
     if isinstance(detail, list):
         return _of_fields(cast("list[Any]", detail))
-    return str(detail or "The request failed."), _param(fault)
+    param = fault.get("param")
+    field = param.removeprefix("body.") if isinstance(param, str) else None  # FastAPI says `body.file`
+    return str(detail or "The request failed."), field
 
 
 def _of_fields(details: list[Any]) -> tuple[str, str | None]:
@@ -106,9 +108,3 @@ def _sentence(message: str, param: str | None) -> str:
         message = f"{param or 'The request'}{said}."
     message = _NO_FORM.sub(": json, json_object, regex, choice, grammar or structural_tag.", message)
     return " ".join(_REPR.sub("", message).split())
-
-
-def _param(error: dict[str, Any]) -> str | None:
-    """FastAPI reports form fields as `body.file`."""
-    param = error.get("param")
-    return param.removeprefix("body.") if isinstance(param, str) else None

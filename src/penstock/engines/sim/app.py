@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import mul
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 
@@ -38,7 +38,6 @@ from penstock.request_context import prepared_prompt, record_tokens, using_adapt
 log = logging.getLogger(__name__)
 
 Endpoint = Callable[["Call"], Awaitable[None]]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +48,6 @@ class Call:
     body: bytes
     headers: Mapping[bytes, bytes]
     send: Send
-
-    def read(self, kind: type[T]) -> T:
-        """The request. Raises: BadRequest that names the field at fault."""
-        return wire.read(self.path, self.body, kind)
 
 
 class Simulated(Engine, Protocol):
@@ -133,7 +128,7 @@ class App:
 
     async def generate(self, call: Call) -> None:
         body, answers = _GENERATING[call.path]
-        request = call.read(body)
+        request = wire.read(call.path, call.body, body)
         chat = request if isinstance(request, wire.Generate) else request.chat()
         adapter = self._adapter(request.model)
         ours = prepared_prompt.get()
@@ -147,7 +142,7 @@ class App:
         await send_answer(call.send, call.path, answer, deltas, stream=bool(request.stream))
 
     async def embeddings(self, call: Call) -> None:
-        request = call.read(wire.Embed)
+        request = wire.read(call.path, call.body, wire.Embed)
         size = self._engine.options.embedding_size
         if request.dimensions not in (None, size):
             raise BadRequest(
@@ -162,7 +157,7 @@ class App:
         await send_json(call.send, self._listed(request.model, "embedding", made, usage))
 
     async def score(self, call: Call) -> None:
-        request = call.read(wire.Score)
+        request = wire.read(call.path, call.body, wire.Score)
         size, pairs = self._engine.options.embedding_size, request.pairs()
         usage = await self._pooled(request.model, [left + right for left, right in pairs])
         scores = [sum(map(mul, embed(left, size), embed(right, size))) for left, right in pairs]
@@ -189,7 +184,7 @@ class App:
         }
 
     async def tokenize(self, call: Call) -> None:
-        request = call.read(wire.Tokenize)
+        request = wire.read(call.path, call.body, wire.Tokenize)
         self._adapter(request.model)
         if request.messages:
             tokens = wire.chat(request.messages).token_ids
@@ -201,7 +196,7 @@ class App:
         await send_json(call.send, {"count": len(tokens), "max_model_len": limit, "tokens": tokens})
 
     async def detokenize(self, call: Call) -> None:
-        request = call.read(wire.Detokenize)
+        request = wire.read(call.path, call.body, wire.Detokenize)
         self._adapter(request.model)
         await send_json(call.send, {"prompt": tokenizer.decode(request.tokens)})
 

@@ -80,7 +80,7 @@ class SimEngine(EngineControl):
         progress("warm up")
         async with aclosing(self._scheduler.stream([([tokenizer.EOS], plan("ready", 1))])) as deltas:
             await anext(deltas)
-        self._scheduler.reset_counts()
+        self._scheduler.batch.counts = Counts()
         self._ready = True
 
     async def stop(self) -> None:
@@ -184,7 +184,7 @@ class SimEngine(EngineControl):
         return self._death
 
     def load(self) -> Load:
-        return self._scheduler.load()
+        return self._scheduler.batch.load()
 
     @property
     def control(self) -> EngineControl:
@@ -260,7 +260,7 @@ class SimEngine(EngineControl):
 
     def counts(self) -> Counts:
         """Totals since the start, for /metrics."""
-        return self._scheduler.counts
+        return self._scheduler.batch.counts
 
     def die(self, reason: str = "The simulated engine died.") -> None:
         """Dies like an engine whose process is killed. It stays dead until it is stopped and started."""
@@ -292,7 +292,7 @@ class SimEngine(EngineControl):
     def _after_step(self) -> None:
         if not self._ready:
             return
-        counts, options = self._scheduler.counts, self.options
+        counts, options = self._scheduler.batch.counts, self.options
         if options.die_after_tokens and counts.made_tokens >= options.die_after_tokens:
             self.die("The simulated engine died, as its option die_after_tokens told it to.")
         if options.die_after_requests and counts.finished >= options.die_after_requests:

@@ -7,9 +7,9 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from penstock.engine import Delta, Load
+from penstock.engine import Delta
 from penstock.engine_control import PauseMode
-from penstock.engines.sim.batch import Batch, Counts
+from penstock.engines.sim.batch import Batch
 from penstock.engines.sim.batch import Sequence as Output
 from penstock.engines.sim.cache import Chain
 from penstock.engines.sim.options import SimOptions
@@ -39,32 +39,29 @@ class Scheduler:
         self._after_step = after_step
         self._clock = clock or Clock()
         self._block_size = options.block_size
-        self._batch = Batch(options)
+        self.batch = Batch(options)
         self._arrived = asyncio.Event()
         self._frozen = False
         self._quiet = asyncio.Event()  # set while no step is running
         self._quiet.set()
         self._streams: dict[Output, asyncio.Queue[Delta | Error]] = {}
 
-    def load(self) -> Load:
-        return self._batch.load()
-
     async def run(self) -> None:
         """Runs steps for ever."""
         while True:
-            while self._frozen or self._batch.idle():  # also when a request has left before we woke
+            while self._frozen or self.batch.idle():  # also when a request has left before we woke
                 self._quiet.set()
                 self._arrived.clear()
                 await self._arrived.wait()
             self._quiet.clear()
-            await self._clock.sleep_until(self._batch.begin_step())
-            for output in self._batch.end_step():
+            await self._clock.sleep_until(self.batch.begin_step())
+            for output in self.batch.end_step():
                 self._deliver(output)
             self._after_step()
 
     async def pause(self, mode: PauseMode) -> None:
         """Returns when no more tokens are made; new requests wait."""
-        self._batch.admits = False
+        self.batch.admits = False
         self._frozen = mode == "keep"
         if mode == "abort":
             for output, deltas in tuple(self._streams.items()):
@@ -74,23 +71,16 @@ class Scheduler:
         await self._quiet.wait()
 
     def resume(self) -> None:
-        self._batch.admits, self._frozen = True, False
+        self.batch.admits, self._frozen = True, False
         self._arrived.set()
 
     def forget(self) -> None:
         """Empties the prefix cache. Raises: Conflict while requests use it."""
-        if self._batch.running:
+        if self.batch.running:
             raise Conflict(
-                f"{self._batch.running} requests use the cache. Pause with mode 'wait' or 'abort' before."
+                f"{self.batch.running} requests use the cache. Pause with mode 'wait' or 'abort' before."
             )
-        self._batch.forget()
-
-    @property
-    def counts(self) -> Counts:
-        return self._batch.counts
-
-    def reset_counts(self) -> None:
-        self._batch.counts = Counts()
+        self.batch.forget()
 
     async def stream(
         self,
@@ -118,7 +108,7 @@ class Scheduler:
         for output in outputs:
             if output.made < output.reply.tokens:
                 self._streams[output] = deltas
-                self._batch.submit(output)
+                self.batch.submit(output)
         report_timings(outputs[0].spent)
         self._arrived.set()
         unfinished = len(outputs)
@@ -142,16 +132,16 @@ class Scheduler:
     def _forget(self, output: Output) -> None:
         with contextlib.suppress(KeyError):
             del self._streams[output]
-            self._batch.remove(output)
+            self.batch.remove(output)
 
     def _deliver(self, output: Output) -> None:
         delta = _delta(output)
         self._streams[output].put_nowait(delta)
-        self.counts.made_tokens += len(delta.token_ids)
+        self.batch.counts.made_tokens += len(delta.token_ids)
         if output.made == 1:
-            self.counts.prompt_tokens += output.prompt_tokens
+            self.batch.counts.prompt_tokens += output.prompt_tokens
         if delta.finish_reason:
-            self.counts.finished += 1
+            self.batch.counts.finished += 1
             del self._streams[output]
 
 

@@ -201,7 +201,7 @@ class BoundedStore:
         if isinstance(request.input, str):
             return None
         for i, item in enumerate(request.input):
-            if _kind(item) != response_items.REFERENCE:
+            if _field(item, "type") != response_items.REFERENCE:
                 continue
             found = self._item(item["id"])
             if found is None:
@@ -236,7 +236,7 @@ class BoundedStore:
         before = self._serving.response_store.get(request.previous_response_id)
         if before is None or self._serving.use_harmony or isinstance(request.input, str):
             return
-        sent = {_call_id(item) for item in request.input if _kind(item) == "function_call"}
+        sent = {_field(item, "call_id") for item in request.input if _field(item, "type") == "function_call"}
         calls = [item for item in before.output if item.type == "function_call"]
         request.input = [*(call for call in calls if call.call_id not in sent), *request.input]
 
@@ -253,12 +253,8 @@ class BoundedStore:
             store.pop(response_id, None)
 
 
-def _kind(item: Any) -> Any:
-    return item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
-
-
-def _call_id(item: Any) -> Any:
-    return item.get("call_id") if isinstance(item, dict) else item.call_id
+def _field(item: Any, name: str) -> Any:
+    return item.get(name) if isinstance(item, dict) else getattr(item, name, None)
 
 
 def _size(raw_request: Any) -> int:
