@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass
 
 import psutil
 
@@ -42,31 +43,24 @@ _LATE_S = 4 * _LOOK_S
 _FAMILY_S = 10.0  # how often its children are listed
 
 
+@dataclass(eq=False)
 class Watchdog:
-    """Watches one engine."""
+    """Watches one engine.
 
-    def __init__(
-        self,
-        pid: Callable[[], int | None],
-        *,
-        steps: Callable[[], int],
-        working: Callable[[], bool],
-        probe: Callable[[], Awaitable[object]],
-        resting: Callable[[], bool] = lambda: False,
-        workers_elsewhere: bool = False,
-    ) -> None:
-        """pid: of its process; None while it has none and may be still.
-        steps: changes after each step. working: whether it has something to do.
-        probe: a little work for an idle one. resting: whether it need make no step: it is only observed.
-        workers_elsewhere: whether the processes that compute are not below `pid`.
-        """
-        self._pid = pid
-        self._steps = steps
-        self._working = working
-        self._probe = probe
-        self._resting = resting
-        self._idle_s = STUCK_S if workers_elsewhere else IDLE_S
-        self._probing: asyncio.Task[object] | None = None
+    pid: of its process; None while it has none and may be still.
+    steps: changes after each step. working: whether it has something to do.
+    probe: a little work for an idle one. resting: whether it need make no step: it is only observed.
+    workers_elsewhere: whether the processes that compute are not below `pid`.
+    """
+
+    pid: Callable[[], int | None]
+    _: KW_ONLY
+    steps: Callable[[], int]
+    working: Callable[[], bool]
+    probe: Callable[[], Awaitable[object]]
+    resting: Callable[[], bool] = lambda: False
+    workers_elsewhere: bool = False
+    _probing: asyncio.Task[object] | None = None
 
     async def stalled(self) -> str:
         """Returns the reason as soon as the engine is stuck; never, while it makes progress."""
@@ -77,13 +71,14 @@ class Watchdog:
                 self._probing.cancel()
 
     async def _watch(self) -> str:
-        family, steps, cpu_s = _Family(None), self._steps(), 0.0
+        family, steps, cpu_s = _Family(None), self.steps(), 0.0
+        limit_s = STUCK_S if self.workers_elsewhere else IDLE_S
         now = ran = stepped = 0.0  # seconds that we have watched
         idle_s = 0.0  # of them without a step, while it had work and wanted no CPU
         looked = time.monotonic()
         while True:
             await asyncio.sleep(_LOOK_S)
-            passed_s, pid = time.monotonic() - looked, self._pid()
+            passed_s, pid = time.monotonic() - looked, self.pid()
             looked += passed_s
             watched_s = passed_s if passed_s <= _LATE_S else _LOOK_S
             now += watched_s
@@ -97,24 +92,24 @@ class Watchdog:
                 ran = now
             if now - ran > STOPPED_S:
                 return f"its process has been stopped for {STOPPED_S:g} s"
-            if self._resting():
+            if self.resting():
                 stepped, idle_s = now, 0.0
                 continue
-            if self._is_answered() or self._steps() != steps:
-                steps, stepped, idle_s = self._steps(), now, 0.0
-            if self._probing is None and not self._working():
+            if self._is_answered() or self.steps() != steps:
+                steps, stepped, idle_s = self.steps(), now, 0.0
+            if self._probing is None and not self.working():
                 idle_s = 0.0
                 if now - stepped > PROBE_S:
-                    stepped, self._probing = now, asyncio.ensure_future(self._probe())
+                    stepped, self._probing = now, asyncio.ensure_future(self.probe())
                 continue
             spent = family.cpu_s()
             cpu_s = min(cpu_s, spent)  # a member that ended may be missing
-            if spent - cpu_s > min(_WAITING_SHARE * family.size(), _WAITING_MOST) * self._idle_s:
+            if spent - cpu_s > min(_WAITING_SHARE * family.size(), _WAITING_MOST) * limit_s:
                 cpu_s, idle_s = spent, 0.0
             elif psutil.STATUS_RUNNING not in statuses:  # neither computes nor waits for a CPU
                 idle_s += watched_s
-            if idle_s > self._idle_s:
-                return f"it has work and did nothing for {self._idle_s:g} s"
+            if idle_s > limit_s:
+                return f"it has work and did nothing for {limit_s:g} s"
             if now - stepped > STUCK_S:
                 return f"it has work and finished no step of it for {STUCK_S:g} s"
 
