@@ -41,8 +41,6 @@ class Edge:
     heard: Heard = foreign.heard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
         answer = _Answer(self, send, scope["path"])
         try:
             await self._app(scope, receive, answer.send)
@@ -51,7 +49,6 @@ class Edge:
         except Exception:
             log.exception("%s %s failed in the engine's application", scope["method"], scope["path"])
             await answer.fail(Error())
-        return None
 
 
 class _Answer:

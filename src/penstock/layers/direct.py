@@ -46,8 +46,7 @@ class Direct:
 
 def _may_be_plain(scope: Scope) -> bool:
     return (
-        scope["type"] == "http"
-        and scope["method"] == "POST"
+        scope["method"] == "POST"
         and tier.get() == FLEX
         and using_adapter.get() is None
         and prepared_prompt.get() is None

@@ -126,7 +126,7 @@ class Generation:
         self._engine = engine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != PATH or scope["method"] != "POST":
+        if scope["path"] != PATH or scope["method"] != "POST":
             return await self._app(scope, receive, send)
         try:
             body = await asgi.read_body(receive)

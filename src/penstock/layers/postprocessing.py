@@ -38,7 +38,7 @@ class Postprocessing:
         self._config = config
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _is_answer(scope):
+        if not _is_answer(scope):
             return await self._app(scope, receive, send)
         shortcut.set(None)  # else pieces of a stream would bypass the layer
         record_tokens.set(None)  # the user's code might make other pieces of the same tokens

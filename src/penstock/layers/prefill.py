@@ -48,7 +48,7 @@ class Prefill:
         self._least_tokens = min_prompt_tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
+        if scope["method"] != "POST":
             return await self._app(scope, receive, send)
         try:
             body = await asgi.read_body(receive)

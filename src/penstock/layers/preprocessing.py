@@ -70,7 +70,7 @@ class Preprocessing:
         self._config = config
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] not in PATHS or scope["method"] != "POST":
+        if scope["path"] not in PATHS or scope["method"] != "POST":
             return await self._app(scope, receive, send)
         try:
             body = await asgi.read_body(receive)

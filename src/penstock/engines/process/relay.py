@@ -70,14 +70,9 @@ class Relay:
         self._engine = engine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            return await asgi.lifespan(receive, send)
-        if scope["type"] != "http":
-            return None
         with suppress(asgi.ClientGone):
             body = await asgi.read_body(receive)
             await asgi.while_connected(receive, self._answer(scope, body, send))
-        return None
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         if scope["path"] == "/health":

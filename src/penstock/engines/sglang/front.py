@@ -55,8 +55,6 @@ class SGLangFront:
         self._engine = engine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
         path: str = scope["path"]
         if path not in _SERVED and (not path.startswith(_PUBLIC) or path in _NOT_PUBLIC):
             raise NotFound(f"There is no endpoint {path}.")

@@ -99,14 +99,9 @@ class App:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            return await asgi.lifespan(receive, send)
-        if scope["type"] != "http":
-            return None
         with suppress(asgi.ClientGone):
             body = await asgi.read_body(receive)
             await asgi.while_connected(receive, self._answer(scope, body, send))
-        return None
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         call = Call(scope["path"], body, dict(scope["headers"]), send)

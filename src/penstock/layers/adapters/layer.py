@@ -57,5 +57,4 @@ def asking_for(adapter: str) -> dict[str, str]:
 
 def adapter_of(scope: Scope) -> str:
     """The name of a request's adapter, "" for the base model."""
-    named = asgi.header(scope, ADAPTER) if scope["type"] == "http" else b""
-    return unquote_to_bytes(named).decode(errors="replace")
+    return unquote_to_bytes(asgi.header(scope, ADAPTER)).decode(errors="replace")

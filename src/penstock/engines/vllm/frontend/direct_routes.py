@@ -123,7 +123,7 @@ class DirectRoutes:
 
         Raises: BadRequest in place of such a 500.
         """
-        endpoint = self._all.get(scope["path"]) if scope["type"] == "http" else None
+        endpoint = self._all.get(scope["path"])
         if endpoint is None or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
@@ -153,7 +153,7 @@ class DirectRoutes:
 
 
 def _is_json(scope: Scope) -> bool:
-    if scope["type"] != "http" or scope["method"] != "POST":
+    if scope["method"] != "POST":
         return False
     kind, _, _ = dict(scope["headers"]).get(b"content-type", b"").partition(b";")
     return kind.strip().lower() == b"application/json"

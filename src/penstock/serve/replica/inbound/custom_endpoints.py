@@ -81,7 +81,7 @@ class CustomEndpoints:
         self._methods = {path: getattr(server, name) for path, name in paths(type(server)).items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        method = self._methods.get(scope["path"]) if scope["type"] == "http" else None
+        method = self._methods.get(scope["path"])
         if method is None or scope["method"] != "POST":
             return await self._app(scope, receive, send)
         record_tokens.set(None)  # the method might answer otherwise when it is called again

@@ -63,7 +63,7 @@ class ByClass:
         self._turns = turns
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
+        if scope["method"] != "POST":
             await self._app(scope, receive, send)
         elif tier.get() == FLEX:
             await self._in_turn(scope, receive, send)
