@@ -29,7 +29,7 @@ from penstock.data.backends.engine_config import adapter_name, downloader, with_
 from penstock.data.backends.limits import QueueDepth
 from penstock.data.backends.protocol import Response
 from penstock.data.rows.request import RowRequest, with_fields
-from penstock.engine import DirectResponder, Engine, Load, Progress, no_progress
+from penstock.engine import Engine, Load, Progress, no_progress
 from penstock.engines import engine_class
 from penstock.errors import BadRequest, EngineDead, Error, Unavailable
 from penstock.hooks.hook import POSTPROCESSOR, PREPROCESSOR, authors_ask
@@ -37,7 +37,8 @@ from penstock.layers.adapters import Source, Store, asking_for
 from penstock.layers.preprocessing import GENERATING, stand_in
 from penstock.layers.stack import make_hook, stacked, start_engine
 from penstock.openai.errors import form
-from penstock.request_context import PreparedPrompt, prepared_prompt
+from penstock.request_context import PreparedPrompt, prepared_prompt, tier
+from penstock.tiers import FLEX
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
@@ -124,25 +125,16 @@ class InProcessEngine:
 
     async def _call(self, started: StartedEngine, request: RowRequest) -> Response:
         try:
-            response = await self._direct(started, request)
-            if response is None:
-                headers, body = self._headers(request), self._body(request)
-                authors_ask.set(True)
-                answer = await ask(started.app, request.path, body, headers)
-                response = Response(answer.status, answer.body)
+            headers, body = self._headers(request), self._body(request)
+            authors_ask.set(True)
+            tier.set(FLEX)  # as a replica's rows, it takes the engine's shorter way where there is one
+            answer = await ask(started.app, request.path, body, headers)
+            response = Response(answer.status, answer.body)
         except Error as error:
             response = Response(error.status, form(request.path).envelope(error))
         if response.status >= 500:
             await asyncio.sleep(_DEATH_GRACE_S)  # cancelled here when the engine dies
         return response
-
-    async def _direct(self, started: StartedEngine, request: RowRequest) -> Response | None:
-        """The response that needs none of the layers; None where it takes them."""
-        direct, model_id = started.direct, self._config.model_id
-        if direct is None or request.prompt is not None or request.model not in (None, model_id):
-            return None
-        body = await direct.respond(request.path, request.body)
-        return None if body is None else Response(200, body)
 
     def _headers(self, request: RowRequest) -> dict[str, str]:
         """Raises: BadRequest for an adapter of a model without adapters."""
@@ -177,13 +169,11 @@ class InProcessEngine:
 class StartedEngine:
     """A running engine with what a replica has around it, too: adapters, and the user's hooks.
 
-    app: the engine's application under these layers. direct: a way past both, for a model without hooks, if
-    the engine has one. The caller stops it.
+    app: the engine's application under these layers. The caller stops it.
     """
 
     engine: Engine
     app: ASGIApp
-    direct: DirectResponder | None
     adapters: Store | None
 
     @classmethod
@@ -197,9 +187,7 @@ class StartedEngine:
         with _cluster_named():
             await start_engine(engine, config, adapters, progress)
         app = stacked(engine, config, adapters=adapters, preprocessor=before, postprocessor=after)
-        hooked = before is not None or after is not None
-        direct = engine if isinstance(engine, DirectResponder) and not hooked else None
-        return cls(engine, app, direct, adapters)
+        return cls(engine, app, adapters)
 
     async def stop(self) -> None:
         if self.adapters is not None:
