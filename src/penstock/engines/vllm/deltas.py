@@ -5,7 +5,6 @@ Importing this file imports vLLM.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, get_type_hints
 
@@ -16,6 +15,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 
 from penstock.engine import Delta, Logprob
 from penstock.errors import BadRequest, Error
+from penstock.openai.errors import unreadable
 
 
 def sampling(params: Mapping[str, Any]) -> SamplingParams:
@@ -32,21 +32,11 @@ def sampling(params: Mapping[str, Any]) -> SamplingParams:
     try:
         typed = msgspec.convert(values, _Typed, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _misfit(error) from error
+        raise unreadable(error) from error
     values = {name: getattr(typed, name) for name in values}
     values["output_kind"] = RequestOutputKind.DELTA
     return SamplingParams(**values)
 
-
-def _misfit(error: msgspec.ValidationError) -> BadRequest:
-    """msgspec's message with the name first; it never quotes the request."""
-    fault, _, path = str(error).partition(" - at ")
-    found = _FIELD.search(path)
-    where = found[1] if found else "sampling_params"
-    return BadRequest(f"{where}: {fault}.", param=where)
-
-
-_FIELD = re.compile(r"`\$\.([^`]+)`")
 
 _INTERNAL = frozenset(
     {"output_text_buffer_length", "prompt_logprob_start", "prompt_logprob_token_ids", "skip_clone"}

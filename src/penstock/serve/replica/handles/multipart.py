@@ -48,7 +48,8 @@ def content(file: object) -> tuple[str, bytes]:
     if isinstance(file, tuple | list) and len(file) >= 2:
         name, inner = file[0], file[1]
         return str(name), content(inner)[1]
-    name = _name(getattr(file, "filename", None) or getattr(file, "name", None))
+    called = getattr(file, "filename", None) or getattr(file, "name", None)
+    name = called.rpartition("/")[2] if isinstance(called, str) else "audio"
     inner: Any = getattr(file, "file", file)  # an upload's own `read` is a coroutine
     if isinstance(inner, bytes | bytearray | memoryview):
         return name, bytes(inner)
@@ -59,10 +60,6 @@ def content(file: object) -> tuple[str, bytes]:
             f"'{FILE}' must be bytes or a file opened for reading bytes, not {kind}.", param=FILE
         )
     return name, found
-
-
-def _name(given: object) -> str:
-    return given.rpartition("/")[2] if isinstance(given, str) else "audio"
 
 
 def _texts(value: Any) -> Iterator[str]:
