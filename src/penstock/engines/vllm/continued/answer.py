@@ -40,17 +40,13 @@ def begin() -> None:
 
 
 def count() -> None:
-    """Call it for each request to the engine: of several, none can be continued."""
+    """Call it for each request to the engine: of several, none can be continued. And once more for an answer
+    whose tokens do not tell what its app makes of them.
+    """
     if (answer := _running.get()) is None:
         begin()
         answer = _running.get()
     if answer is not None:
-        answer.count += 1
-
-
-def refuse() -> None:
-    """Call it before an answer whose tokens do not tell what its app makes of them."""
-    if (answer := _running.get()) is not None:
         answer.count += 1
 
 

@@ -126,7 +126,7 @@ class BoundedStore:
             # vLLM checks it only after the response has begun.
             structured_output.verify(self._serving, request)
         if request.background or request.previous_response_id or self._serving.tool_server is not None:
-            answer.refuse()
+            answer.count()
         request.request_id = response_id.get() or new_id(current_replica.get())
         if (error := self._resolve(request)) is not None:
             return error
