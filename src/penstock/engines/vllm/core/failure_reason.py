@@ -41,7 +41,7 @@ class Recorder(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
-            _write(logged(self._file), error)
+            write(logged(self._file), error)
 
 
 def leave(error: BaseException) -> None:
@@ -50,20 +50,14 @@ def leave(error: BaseException) -> None:
 
 
 def write(file: Path, error: BaseException) -> None:
-    """Writes to `file` why the process ends; an error that only points elsewhere gives way to what was
-    logged.
+    """Writes to `file` why the process ends. An error that only points elsewhere gives way to what was
+    logged, or is there already.
     """
-    if _ELSEWHERE.search(describe(error)) and (cause := read(logged(file))):
-        file.write_text(cause)
-    else:
-        _write(file, error)
-
-
-def _write(file: Path, error: BaseException) -> None:
-    """An error that only points elsewhere does not replace the one that it points to."""
     text = describe(error)
-    if not (_ELSEWHERE.search(text) and read(file)):
-        file.write_text(text)
+    elsewhere = _ELSEWHERE.search(text)
+    cause = read(logged(file)) if elsewhere else None
+    if cause or not (elsewhere and read(file)):
+        file.write_text(cause or text)
 
 
 def read(file: Path) -> str | None:
