@@ -41,9 +41,7 @@ class ModelNames:
     aliases: tuple[str, ...] = ()
 
     def in_answer(self, piece: bytes) -> bytes:
-        """`piece`, whole lines or a whole body, with the clients' name of the model. Generated text has
-        escaped quotes.
-        """
+        """`piece`, whole lines, with the clients' name of the model. Generated text has escaped quotes."""
         field = re.compile(rb'("(?:model|id|root)"\s*:\s*)' + re.escape(msgspec.json.encode(self.childs)))
         return field.sub(lambda found: found[1] + msgspec.json.encode(self.ours), piece)
 
@@ -105,17 +103,13 @@ async def _pass_on(answer: aiohttp.ClientResponse, names: ModelNames, send: Send
     if answer.content_type == _EVENTS:
         pieces = _events(answer)
     elif renamed:
-        pieces = _whole(answer)
+        pieces = lines(answer)
     else:
         pieces = answer.content.iter_any()
     async for piece in pieces:
         piece = names.in_answer(piece) if renamed else piece
         await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
-
-
-async def _whole(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    yield await answer.read()
 
 
 async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
