@@ -16,7 +16,8 @@ import pytest
 from bucket import s3_server
 from tests.waiting import until
 
-from penstock.cli.client.fleet import FleetChange, FleetTarget, _followed, _stored, history
+from penstock.cli.client.fleet import FleetChange, _followed, _stored, history
+from penstock.cli.client.service import AdminTarget
 from penstock.config.fleet.plan import FleetPlan
 from penstock.config.schema.settings import Settings
 from penstock.errors import (
@@ -356,6 +357,6 @@ def test_what_others_have_stored_cannot_change_the_terminal(
 ):
     one = stored_fleet.StoredVersion(7, 1e300, "a\x1b]0;b", "über\nc\u202e", APPLIED, {})
     stored_fleet.write(str(tmp_path), "app-x.json", [one])
-    history(FleetTarget("", None), storage=str(tmp_path))
+    history(AdminTarget("", None), storage=str(tmp_path))
     line = r"  7  1e+300 s  a\x1b]0;b  über\nc\u202e  applied"
     assert capsys.readouterr().out.splitlines()[1:] == [line]

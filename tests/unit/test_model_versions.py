@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.cli.client.fleet import FleetTarget
 from penstock.cli.client.fleet import planned as planned_by_service
+from penstock.cli.client.service import AdminTarget
 from penstock.config import LLMConfig, LLMServingArgs
 from penstock.config.fleet.document import document
 from penstock.config.fleet.plan import FleetPlan, plan
@@ -83,7 +83,7 @@ def test_an_id_that_a_version_makes_is_not_another_models():
 
 
 def test_a_mistake_that_the_service_finds_is_told_by_its_place_in_the_file(tmp_path: Path):
-    class Refusing(FleetTarget):
+    class Refusing(AdminTarget):
         def ask(self, *_words: Any, **_options: Any) -> dict[str, Any]:
             raise ConfigError("2:\nllm_configs[1].engine_kwargs.reply: no.\nllm_configs[2].aliases: no.")
 

@@ -11,14 +11,13 @@ from urllib.parse import quote
 import typer
 from typer.core import TyperCommand
 
-from penstock.cli.client.service import Service
-from penstock.cli.models.options import HERE, Json
+from penstock.cli.client.service import AdminTarget
+from penstock.cli.models.options import Json
 from penstock.errors import ConfigError
 from penstock.options import by_fields, option
 
 _FAILED = 1
 _SLACK_S = 10.0
-_KEY_HINT = "The admin key is PENSTOCK_ADMIN_KEY, or --admin-key."
 
 
 class _Command(TyperCommand):
@@ -61,13 +60,9 @@ _option = partial(option, rich_help_panel="Service")
 
 
 @dataclass(frozen=True, slots=True)
-class AdminTarget:
-    """The service, and what of it a command is for."""
+class ReplicaTarget(AdminTarget):
+    """The service, and which of its replicas a command is for."""
 
-    url: str = _option("Address of the service.", HERE)
-    admin_key: str | None = _option(
-        "Admin key of the service.", envvar="PENSTOCK_ADMIN_KEY", show_default=False
-    )
     model: str | None = _option("Which model.", show_default="the only one")
     replica: str | None = _option("A single replica, by its id.", show_default="all")
     timeout_s: float = _option(
@@ -79,18 +74,18 @@ class AdminTarget:
 
 @ctl.callback()
 @by_fields
-def common_options(context: typer.Context, target: AdminTarget) -> None:
+def common_options(context: typer.Context, target: ReplicaTarget) -> None:
     context.obj = target
 
 
 @ctl.command(cls=_Command)
 def status(context: typer.Context, as_json: Json = False) -> None:
     """Show the desired and the actual state of every replica."""
-    target: AdminTarget = context.obj
+    target: ReplicaTarget = context.obj
     if target.replica is not None:
         raise ConfigError("--replica has no effect on `ctl status`; leave it out.")
     query = f"?model={quote(target.model, safe='')}" if target.model else ""
-    found = _request(target, "GET", f"status{query}", None)
+    found = target.ask("GET", f"status{query}", None, target.timeout_s + _SLACK_S)
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
     else:
@@ -146,7 +141,7 @@ def rpc(
 ) -> int:
     """Call a method of every worker and show what each returned."""
     args, kwargs = _parse_arguments(arguments or [])
-    target: AdminTarget = context.obj
+    target: ReplicaTarget = context.obj
     return _perform(
         target, "collective_rpc", method=method, timeout=target.timeout_s, args=args, kwargs=kwargs
     )
@@ -159,7 +154,7 @@ def shift(
     application: Annotated[str, typer.Argument(help="Serve application to send it to.")],
 ) -> int:
     """Send a model's requests to another application's replicas; the service's own name moves them back."""
-    target: AdminTarget = context.obj
+    target: ReplicaTarget = context.obj
     if target.model is not None or target.replica is not None:
         raise ConfigError("--model and --replica have no effect on `ctl shift`; leave them out.")
     return _perform(target, "shift", model=model, application=application)
@@ -176,11 +171,11 @@ def update_weights(
     return _perform(context.obj, "update_weights", source=source, version=version, mode=mode)
 
 
-def _perform(target: AdminTarget, operation: str, **arguments: Any) -> int:
+def _perform(target: ReplicaTarget, operation: str, **arguments: Any) -> int:
     """Prints the outcome of each replica. Exit code: 0 when all have done it, else 1."""
     scope = {"model": target.model, "replica": target.replica, "timeout_s": target.timeout_s}
     body = {name: value for name, value in scope.items() if value is not None} | arguments
-    found = _request(target, "POST", operation, body)
+    found = target.ask("POST", operation, body, target.timeout_s + _SLACK_S)
     for replica_id, outcome in found["replicas"].items():
         text = f"failed: {outcome['error']}" if "error" in outcome else _result(outcome.get("result"))
         print(f"{found['model']}  {replica_id}  {text}")
@@ -225,9 +220,3 @@ def _parse_arguments(words: list[str]) -> tuple[list[Any], dict[str, Any]]:
         else:
             args.append(value)
     return args, kwargs
-
-
-def _request(target: AdminTarget, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-    """The service's response. Raises: Error."""
-    service = Service(target.url, target.admin_key, key_hint=_KEY_HINT)
-    return service.json(method, f"/admin/{path}", body, timeout_s=target.timeout_s + _SLACK_S)

@@ -14,12 +14,11 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.client.service import Service
-from penstock.cli.models.options import HERE, Json
+from penstock.cli.client.service import AdminTarget
+from penstock.cli.models.options import Json
 from penstock.errors import ConfigError, Unavailable, sentence
 from penstock.options import option
 
-_ANSWER_S = 150.0
 _LOOK_S = 0.5
 _LOOK_ANSWER_S = 30.0
 _SILENT_S, _LOST_S = 15.0, 60.0  # without an answer, until that is said, and until it ends
@@ -36,34 +35,8 @@ _OF_GATEWAY = {f"gateway.{name}": f"PENSTOCK_{name.upper()}" for name in ("api_k
 
 
 @dataclass(frozen=True, slots=True)
-class FleetTarget:
-    """The service whose fleet it is."""
-
-    url: str = option("Address of the service.", HERE)
-    admin_key: str | None = option(
-        "Admin key of the service, or a key with the scope `admin`.",
-        envvar="PENSTOCK_ADMIN_KEY",
-        show_default=False,
-    )
-
-    def ask(
-        self,
-        method: str,
-        path: str,
-        body: dict[str, Any] | None = None,
-        timeout_s: float = _ANSWER_S,
-        /,
-        **headers: str,
-    ) -> dict[str, Any]:
-        """Raises: Error."""
-        hint = "The admin key is PENSTOCK_ADMIN_KEY, or --admin-key."
-        service = Service(self.url, self.admin_key, key_hint=hint)
-        return service.json(method, f"/admin/fleet{path}", body, timeout_s=timeout_s, headers=headers)
-
-
-@dataclass(frozen=True, slots=True)
-class FleetChange(FleetTarget):
-    """A change of it, and how long to follow it."""
+class FleetChange(AdminTarget):
+    """A change of a service's fleet, and how long to follow it."""
 
     wait: float = option("Seconds to wait until the fleet is there; 0 for not at all.", 1800.0)
     take_over: bool = option("Even while another apply goes on.", False)
@@ -71,7 +44,7 @@ class FleetChange(FleetTarget):
 
 def plan(
     file: _FILE,
-    target: FleetTarget,
+    target: AdminTarget,
     *,
     check: Annotated[bool, typer.Option("--check", help="Exit with 3 when there are changes.")] = False,
     as_json: Json = False,
@@ -124,14 +97,14 @@ def apply(
     return apply_planned(target, fleet, found, what)
 
 
-def _stored(target: FleetTarget, storage: str, version: str | None) -> tuple[dict[str, Any], str]:
+def _stored(target: AdminTarget, storage: str, version: str | None) -> tuple[dict[str, Any], str]:
     """A stored fleet with its secrets, and where it is from. Raises: ConfigError for missing secrets."""
     from penstock.config.messages.redact import unmasked
     from penstock.serve.control import stored_fleet
 
     if version is not None and not version.isdecimal():
         raise ConfigError(f"--from takes the number of a version, and not {version!r}.")
-    own = {one["at"] for one in target.ask("GET", "/history")["data"]}
+    own = {one["at"] for one in target.ask("GET", "fleet/history")["data"]}
     found = stored_fleet.pick(storage, None if version is None else int(version), own)
     fields: dict[str, list[str]] = {}
 
@@ -157,10 +130,10 @@ def _stored(target: FleetTarget, storage: str, version: str | None) -> tuple[dic
     return fleet, f"version {found.version} of {found.file}"
 
 
-def planned(target: FleetTarget, fleet: dict[str, Any], file: str | None) -> dict[str, Any]:
+def planned(target: AdminTarget, fleet: dict[str, Any], file: str | None) -> dict[str, Any]:
     """The service's plan of a fleet. file: where it was read. Raises: Error, with places in the file."""
     try:
-        return target.ask("POST", "/plan", {"fleet": fleet})
+        return target.ask("POST", "fleet/plan", {"fleet": fleet})
     except ConfigError as error:
         if file is None:
             raise
@@ -189,7 +162,7 @@ def apply_planned(target: FleetChange, fleet: dict[str, Any], planned: dict[str,
         return 0
     body = {"fleet": fleet, "who": _who(), "take_over": target.take_over} | ({"what": what} if what else {})
     match = {"if-match": f'"{planned["version"]}"'}
-    return _followed(target, target.ask("PUT", "", body, **match)["version"])
+    return _followed(target, target.ask("PUT", "fleet", body, **match)["version"])
 
 
 def rollback(
@@ -200,15 +173,15 @@ def rollback(
 ) -> int:
     """Apply an earlier version of the fleet again. `penstock history` shows them."""
     body = {"who": _who(), "take_over": target.take_over} | ({} if version is None else {"version": version})
-    found = target.ask("POST", "/rollback", body)
+    found = target.ask("POST", "fleet/rollback", body)
     _show(found["plan"])
     return 0 if found["plan"]["is_empty"] else _followed(target, found["version"])
 
 
-def history(target: FleetTarget, *, storage: _From = None, as_json: Json = False) -> None:
+def history(target: AdminTarget, *, storage: _From = None, as_json: Json = False) -> None:
     """Show the versions of a service's fleet: who applied them, when, what changed, and the outcome."""
     file = ""
-    for one in _rows(target, "/history", as_json=as_json, storage=storage):
+    for one in _rows(target, "fleet/history", as_json=as_json, storage=storage):
         if one.get("file", "") != file:
             file = one["file"]
             print(_plain(file))
@@ -216,14 +189,14 @@ def history(target: FleetTarget, *, storage: _From = None, as_json: Json = False
         print(f"{one['version']:>3}  {_time(one['at'])}", *texts, sep="  ")
 
 
-def audit(target: FleetTarget, *, as_json: Json = False) -> None:
+def audit(target: AdminTarget, *, as_json: Json = False) -> None:
     """Show who has changed a service's fleet, keys and limits, the newest change first."""
-    for one in _rows(target, "/audit", as_json=as_json):
+    for one in _rows(target, "fleet/audit", as_json=as_json):
         print(_time(one["at"]), _plain(one["who"]), _plain(one["what"]), sep="  ")
 
 
 def _rows(
-    target: FleetTarget, path: str, *, as_json: bool, storage: str | None = None
+    target: AdminTarget, path: str, *, as_json: bool, storage: str | None = None
 ) -> list[dict[str, Any]]:
     """What a list has; nothing more to show where it was printed as JSON."""
     found: list[dict[str, Any]]
@@ -311,8 +284,8 @@ def _followed(target: FleetChange, version: int) -> int:
     while time.monotonic() < deadline:
         time.sleep(_LOOK_S)
         try:
-            found = target.ask("GET", "", None, _LOOK_ANSWER_S)
-            rows = target.ask("GET", "/history", None, _LOOK_ANSWER_S)["data"]
+            found = target.ask("GET", "fleet", None, _LOOK_ANSWER_S)
+            rows = target.ask("GET", "fleet/history", None, _LOOK_ANSWER_S)["data"]
         except Unavailable as error:  # the gateway restarts, or it says that control does
             silent_s = time.monotonic() - heard if error.__cause__ else 0.0
             if not silent_s:

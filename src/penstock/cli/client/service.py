@@ -9,14 +9,18 @@ import json
 import ssl
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 
 from penstock.bench.load.target import parsed, tls_context
+from penstock.cli.models.options import HERE
 from penstock.errors import ConfigError, Error, NotFound, Unauthorized, Unavailable
+from penstock.options import option
 
 _CONNECT_S = 5.0
+_ADMIN_S = 150.0
 _HEALTH_S = 5.0
 _QUOTED = 200  # characters of a response that is not JSON
 
@@ -125,6 +129,33 @@ class Service:
             return ConfigError(message)
         kinds = (kind for kind in (NotFound, Unavailable) if kind.status == status)
         return next(kinds, Error)(message)
+
+
+@dataclass(frozen=True, slots=True)
+class AdminTarget:
+    """A service, and the key of its admin endpoints."""
+
+    url: str = option("Address of the service.", HERE, rich_help_panel="Service")
+    admin_key: str | None = option(
+        "Admin key of the service, or a key with the scope `admin`.",
+        envvar="PENSTOCK_ADMIN_KEY",
+        show_default=False,
+        rich_help_panel="Service",
+    )
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        timeout_s: float = _ADMIN_S,
+        /,
+        **headers: str,
+    ) -> dict[str, Any]:
+        """The response of `/admin/PATH`. Raises: Error."""
+        hint = "The admin key is PENSTOCK_ADMIN_KEY, or --admin-key."
+        service = Service(self.url, self.admin_key, key_hint=hint)
+        return service.json(method, f"/admin/{path}", body, timeout_s=timeout_s, headers=headers)
 
 
 def _read(response: HTTPResponse) -> bytes:

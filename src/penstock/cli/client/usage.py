@@ -8,17 +8,15 @@ import sys
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
-from penstock.cli.client.service import Service
-from penstock.cli.models.options import HERE
+from penstock.cli.client.service import AdminTarget
 from penstock.errors import ConfigError
 from penstock.options import option
 
-_ANSWER_S = 60.0
 _RARE = ("refused", "audio_seconds", "cost")  # columns that are shown if they say something
 
 
 @dataclass(frozen=True, slots=True)
-class UsageOptions:
+class UsageOptions(AdminTarget):
     """What to show."""
 
     by: str = option(
@@ -26,12 +24,6 @@ class UsageOptions:
     )
     since: str = option("`7d`, `12h` or a date, in UTC.", "30d")
     until: str = option("The same; without it, up to now.", "", show_default=False)
-    url: str = option("Address of the service.", HERE)
-    admin_key: str | None = option(
-        "Admin key of the service, or a key with the scope `admin`.",
-        envvar="PENSTOCK_ADMIN_KEY",
-        show_default=False,
-    )
     as_json: bool = option("Print JSON.", False, "--json")
     as_csv: bool = option("Print CSV.", False, "--csv")
 
@@ -44,10 +36,8 @@ def usage(options: UsageOptions) -> None:
     """
     if options.as_json and options.as_csv:
         raise ConfigError("--json and --csv do not go together.")
-    hint = "The admin key is PENSTOCK_ADMIN_KEY, or --admin-key."
     query = urlencode({"by": options.by, "since": options.since, "until": options.until})
-    service = Service(options.url, options.admin_key, key_hint=hint)
-    found = service.json("GET", f"/admin/usage?{query}", timeout_s=_ANSWER_S)["data"]
+    found = options.ask("GET", f"usage?{query}")["data"]
     if options.as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
     elif options.as_csv:

@@ -104,7 +104,7 @@ def _text(target: FleetChange, file: Path | None) -> str:
     if file is not None:
         read(str(file))
         return file_text.read(file)
-    fleet = target.ask("GET", "")["fleet"]
+    fleet = target.ask("GET", "fleet")["fleet"]
     # Keys that the command was given, or its environment, hold in every version; others show in the plan.
     fleet["gateway"] = {name: one for name, one in fleet.get("gateway", {}).items() if one != STARS}
     if STARS in repr(fleet):
@@ -131,7 +131,7 @@ def _apply(target: FleetChange, name: str, file: Path | None, edit: Callable[[st
     before = _text(target, file)
     text = edit(before)
     fleet = _fleet(text, file)
-    planned = target.ask("POST", "/plan", {"fleet": fleet})
+    planned = target.ask("POST", "fleet/plan", {"fleet": fleet})
     others = [
         one["model"]
         for one in planned["models"]
