@@ -47,8 +47,8 @@ NAME_PREFIX = "LLMServer:"
 ROUTER = "LLMRouter"
 """Name of the gateways' deployment."""
 
-_OF_GATEWAYS = ("fallbacks", "version", "routing_policy", "routing_config", "log_engine_metrics")
-_OF_REPLICAS = (
+OF_GATEWAYS = ("fallbacks", "version", "routing_policy", "routing_config", "log_engine_metrics")
+OF_REPLICAS = (
     *("ray_actor_options", "max_replicas_per_node", "gang_scheduling_config", "deployment_actors"),
     "graceful_shutdown_timeout_s",  # by which a replica plans its end
 )
@@ -102,8 +102,8 @@ def for_replicas(config: LLMConfig) -> LLMConfig:
     )
     experimental = {k: v for k, v in config.experimental_configs.items() if k != "num_ingress_replicas"}
     is_gateway, given = config.prefill is not None, config.deployment_config
-    options = {k: v for k, v in given.items() if k in _OF_REPLICAS or (is_gateway and k != "num_replicas")}
-    names = _OF_GATEWAYS[:2] if is_gateway else _OF_GATEWAYS
+    options = {k: v for k, v in given.items() if k in OF_REPLICAS or (is_gateway and k != "num_replicas")}
+    names = OF_GATEWAYS[:2] if is_gateway else OF_GATEWAYS
     return config.model_copy(
         update={
             **{name: LLMConfig.model_fields[name].get_default(call_default_factory=True) for name in names},

@@ -9,41 +9,17 @@ from collections.abc import Mapping
 from typing import Literal
 
 from penstock.config.derive.adapters import LIVE
+from penstock.config.derive.serve_options import OF_GATEWAYS, OF_REPLICAS
+from penstock.config.loading.versions import SHARED
+from penstock.config.schema.gateway import GatewayConfig
+from penstock.config.schema.model import LLMConfig
 
 Cost = Literal["live", "scale", "jobs", "gateway", "roll", "new"]
 
 MODEL: Mapping[str, Cost] = {
-    "model_loading_config": "roll",
-    "aliases": "live",
-    "fallbacks": "live",
-    "versions": "live",
-    "sticky": "live",
-    "canary": "live",
-    "shadow": "live",
-    "version": "live",
-    "llm_engine": "roll",
-    "engine_kwargs": "roll",
-    "accelerator_type": "roll",
-    "accelerator_config": "roll",
+    **dict.fromkeys(LLMConfig.model_fields, "roll"),
+    **dict.fromkeys((*OF_GATEWAYS, *SHARED), "live"),
     "deployment_config": "scale",
-    "routing_policy": "live",
-    "routing_config": "live",
-    "slo": "roll",
-    "batch": "roll",
-    "lora_config": "roll",
-    "on_demand": "roll",
-    "prefill": "roll",
-    "placement_group_config": "roll",
-    "runtime_env": "roll",
-    "log_engine_metrics": "live",
-    "server_cls": "roll",
-    "preprocessor": "roll",
-    "preprocessor_options": "roll",
-    "postprocessor": "roll",
-    "postprocessor_options": "roll",
-    "callback_config": "roll",
-    "experimental_configs": "roll",
-    "engine_start_timeout_s": "roll",
 }
 """Fields of `LLMConfig`. Parts that cost something else are in `PARTS`."""
 
@@ -58,45 +34,20 @@ PARTS: Mapping[str, Cost] = {
     "deployment_config.max_ongoing_requests": "live",
     "deployment_config.max_queued_requests": "live",
     "deployment_config.request_router_config": "live",
-    "deployment_config.ray_actor_options": "roll",
-    "deployment_config.max_replicas_per_node": "roll",
-    "deployment_config.gang_scheduling_config": "roll",
-    "deployment_config.deployment_actors": "roll",
-    "deployment_config.graceful_shutdown_timeout_s": "roll",
+    **{f"deployment_config.{name}": "roll" for name in OF_REPLICAS},
     "deployment_config.placement_group_bundle_label_selector": "roll",
 }
 
 GATEWAY: Mapping[str, Cost] = {
-    "host": "gateway",
-    "port": "gateway",
-    "tls": "gateway",
-    "cors": "live",
-    "processes": "gateway",
-    "api_key": "gateway",
-    "admin_key": "gateway",
-    "keys": "live",
-    "keys_file": "live",
-    "oidc": "live",
-    "tenants": "live",
-    "prices": "live",
-    "webhook": "live",
-    "isolate_cache": "live",
-    "default_model": "live",
-    "priority_tier": "live",
-    "request_timeout_s": "live",
-    "max_body_bytes": "live",
-    "max_bodies_bytes": "live",
-    "max_connections_per_address": "live",
-    "wait_for_replica_s": "live",
+    **dict.fromkeys(GatewayConfig.model_fields, "live"),
+    **dict.fromkeys(("host", "port", "tls", "processes", "api_key", "admin_key"), "gateway"),
     "log_format": "roll",
 }
 """Fields of `GatewayConfig`."""
 
-SERVING: Mapping[str, Cost] = {
-    "ingress_deployment_config": "gateway",
-    "jobs": "gateway",
-    "ingress_cls_config": "gateway",
-}
+SERVING: Mapping[str, Cost] = dict.fromkeys(
+    ("ingress_deployment_config", "jobs", "ingress_cls_config"), "gateway"
+)
 """The other fields of `LLMServingArgs`."""
 
 IN_PLACE: Mapping[str, Cost] = {
