@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from penstock.config import LLMConfig
 from penstock.config.derive.placement import Bundle, add
 from penstock.config.derive.prefill import halves
+from penstock.config.derive.serve_options import replica_range, reserved
 from penstock.config.schema.processing import own_deployment
 
 _SPREAD = ("SPREAD", "STRICT_SPREAD")
 _LONGEST = 40  # characters of a group's name: pods are named after it
-_AUTO_MOST = 100  # Serve's own limit for num_replicas: auto
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +62,11 @@ def _deployments(config: LLMConfig, gpus_per_node: int) -> Iterator[_Replicas]:
     nodes = [{"GPU": gpus_per_node}]
     for suffix, half in zip(("", "-prefill"), halves(config), strict=False):
         options = half.get_serve_options(nodes=nodes)
-        pods = _packed(_bundles(options), options.get("placement_group_strategy", "PACK"), gpus_per_node)
+        pods = _packed(reserved(options), options.get("placement_group_strategy", "PACK"), gpus_per_node)
         _refuse_larger(half, pods, gpus_per_node)
-        yield _Replicas(config.model_id + suffix, pods, *_counts(options), half.accelerator_type)
+        yield _Replicas(config.model_id + suffix, pods, *replica_range(options), half.accelerator_type)
     if (options := own_deployment(config.preprocessor_options)) is not None:
-        yield _Replicas(f"{config.model_id}-preprocessor", _bundles(options), *_counts(options))
-
-
-def _bundles(options: Mapping[str, Any]) -> list[Bundle]:
-    actor: Mapping[str, Any] = options.get("ray_actor_options") or {}
-    alone: Bundle = {"CPU": actor.get("num_cpus", 1), "GPU": actor.get("num_gpus", 0)}
-    if actor.get("memory"):
-        alone["memory"] = actor["memory"]
-    return options.get("placement_group_bundles") or [alone]
+        yield _Replicas(f"{config.model_id}-preprocessor", reserved(options), *replica_range(options))
 
 
 def _packed(bundles: Sequence[Bundle], strategy: str, gpus_per_node: int) -> list[Bundle]:
@@ -97,18 +88,6 @@ def _refuse_larger(config: LLMConfig, pods: Iterable[Bundle], gpus_per_node: int
             f"needs {gpus:g} GPUs of one node, and nodes have {gpus_per_node} (--gpus-per-node). Set "
             "engine_kwargs.distributed_executor_backend to 'ray' to let it span nodes."
         )
-
-
-def _counts(options: Mapping[str, Any]) -> tuple[int, int]:
-    """The least and the most replicas."""
-    scaling: Mapping[str, Any] | None = options.get("autoscaling_config")
-    if options.get("num_replicas") == "auto" and scaling is None:
-        return 1, _AUTO_MOST
-    if scaling is None:
-        count = options.get("num_replicas") or 1
-        return count, count
-    most = _AUTO_MOST if options.get("num_replicas") == "auto" else 1
-    return scaling.get("min_replicas", 1), scaling.get("max_replicas", most)
 
 
 def _group(each: _Replicas) -> WorkerGroup:

@@ -15,6 +15,7 @@ from penstock.cli.models.plan import ServePlan, is_file, make_plan
 from penstock.config import Application, LLMConfig, Settings, accelerator_kind
 from penstock.config.derive.placement import executor, workers
 from penstock.config.derive.prefill import halves
+from penstock.config.derive.serve_options import own_resources, replica_range
 from penstock.config.schema.processing import own_deployment
 from penstock.engines.check import with_independent_engines
 from penstock.errors import ConfigError
@@ -140,7 +141,7 @@ def placement_of(config: LLMConfig) -> Iterator[tuple[str, str]]:
     if config.engine_name == "vllm":
         yield "workers", _workers(config)
     yield "replicas", _replicas(options)
-    yield "actor", _resources(_actor(options))
+    yield "actor", _resources(own_resources(options))
     if bundles := options.get("placement_group_bundles"):
         yield "bundles", _bundles(bundles, _strategy(options))
     else:
@@ -163,29 +164,16 @@ def _workers(config: LLMConfig) -> str:
 
 
 def _replicas(options: Mapping[str, Any]) -> str:
-    autoscaling, gang = options.get("autoscaling_config"), options.get("gang_scheduling_config")
-    in_gangs = f", in gangs of {gang['gang_size']}" if gang else ""
-    if autoscaling:
-        least, most = autoscaling.get("min_replicas", 1), autoscaling.get("max_replicas", 1)
-        return f"{least} to {most}, autoscaled{in_gangs}"
-    return f"{options.get('num_replicas') or 1}{in_gangs}"
+    (least, most), gang = replica_range(options), options.get("gang_scheduling_config")
+    count = f"{least}" if least == most else f"{least} to {most}, autoscaled"
+    return f"{count}, in gangs of {gang['gang_size']}" if gang else count
 
 
 def _where(config: LLMConfig, field: str) -> str:
     options = own_deployment(config.preprocessor_options) if field == PREPROCESSOR else None
     if options is None:
         return "in the replica"
-    return f"a deployment of its own: {_replicas(options)} x [{_resources(_actor(options))}]"
-
-
-def _actor(options: Mapping[str, Any]) -> dict[str, float]:
-    actor: Mapping[str, Any] = options.get("ray_actor_options") or {}
-    resources = {
-        "CPU": actor.get("num_cpus", 1),
-        "GPU": actor.get("num_gpus", 0),
-        **(actor.get("resources") or {}),
-    }
-    return resources | ({"memory": actor["memory"]} if actor.get("memory") else {})
+    return f"a deployment of its own: {_replicas(options)} x [{_resources(own_resources(options))}]"
 
 
 def _bundles(bundles: list[dict[str, float]], strategy: str) -> str:

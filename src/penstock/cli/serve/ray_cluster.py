@@ -10,18 +10,15 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.config import LLMConfig
 from penstock.config.derive.prefill import halves
-from penstock.config.derive.serve_options import most_replicas
+from penstock.config.derive.serve_options import most_replicas, reserved
 from penstock.config.schema.processing import own_deployment
 from penstock.data.backends.ray_cluster import connection_options, init_ray
 from penstock.errors import Unavailable
 from penstock.serve import controller_pace
-
-if TYPE_CHECKING:
-    pass
 
 _ENVIRONMENT = {
     # Serve's control loop: slow while nothing happens.
@@ -154,6 +151,4 @@ def preprocessors(configs: Iterable[LLMConfig]) -> list[dict[str, Any]]:
 
 
 def _cpus(options: dict[str, Any]) -> float:
-    actor = options.get("ray_actor_options") or {}
-    bundles = options.get("placement_group_bundles") or [{"CPU": actor.get("num_cpus", 1)}]
-    return sum(bundle.get("CPU", 0) for bundle in bundles)
+    return sum(bundle.get("CPU", 0) for bundle in reserved(options))

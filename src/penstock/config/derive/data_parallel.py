@@ -12,8 +12,8 @@ from penstock.config.derive.placement import gang_size
 from penstock.config.messages.problems import config_error
 from penstock.config.schema.model import LLMConfig
 
-_AUTO = {"min_replicas": 1, "max_replicas": 100}
-_SCALED = {"min_replicas": 1, "max_replicas": 1}
+AUTO = {"min_replicas": 1, "max_replicas": 100}
+SCALED = {"min_replicas": 1, "max_replicas": 1}
 """Serve's own limits, where the user gives none."""
 
 _SPREAD = "Serve places whole gangs. Set deployment_config.gang_scheduling_config.gang_placement_strategy."
@@ -39,7 +39,7 @@ def multiplied(options: Mapping[str, Any], size: int) -> dict[str, Any]:
     scaling: Mapping[str, Any] | None = options.get("autoscaling_config")
     if scaling is None:
         return {"num_replicas": size * (options.get("num_replicas") or 1)}
-    counts = {**(_AUTO if options.get("num_replicas") == "auto" else _SCALED), **scaling}
+    counts = {**(AUTO if options.get("num_replicas") == "auto" else SCALED), **scaling}
     names = ("min_replicas", "initial_replicas", "max_replicas")
     scaled = {name: size * counts[name] for name in names if counts.get(name) is not None}
     return {"autoscaling_config": {**scaling, **scaled}}

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.autoscaling import TARGET_ONGOING_REQUESTS
-from penstock.config.derive.data_parallel import in_gangs, multiplied
-from penstock.config.derive.placement import gang_size, place
+from penstock.config.derive.data_parallel import AUTO, SCALED, in_gangs, multiplied
+from penstock.config.derive.placement import Bundle, gang_size, place
 from penstock.config.messages.redact import parted
 from penstock.config.schema.env_vars import layered
 from penstock.config.schema.model import LLMConfig
@@ -112,6 +112,28 @@ def for_replicas(config: LLMConfig) -> LLMConfig:
             "experimental_configs": experimental,
         }
     )
+
+
+def own_resources(options: Mapping[str, Any]) -> Bundle:
+    """What the actor of a replica of a deployment with these options reserves by itself."""
+    actor: Mapping[str, Any] = options.get("ray_actor_options") or {}
+    named: Mapping[str, float] = actor.get("resources") or {}
+    memory = {"memory": actor["memory"]} if actor.get("memory") else {}
+    return {"CPU": actor.get("num_cpus", 1), "GPU": actor.get("num_gpus", 0), **named, **memory}
+
+
+def reserved(options: Mapping[str, Any]) -> list[Bundle]:
+    """The same with its engine's workers: one entry for each bundle."""
+    return options.get("placement_group_bundles") or [own_resources(options)]
+
+
+def replica_range(options: Mapping[str, Any]) -> tuple[int, int]:
+    """The least and the most replicas of such a deployment, by Serve's own limits where none are given."""
+    scaling, is_auto = options.get("autoscaling_config"), options.get("num_replicas") == "auto"
+    if scaling is None and not is_auto:
+        return (count := options.get("num_replicas") or 1), count
+    counts = {**(AUTO if is_auto else SCALED), **(scaling or {})}
+    return counts["min_replicas"], counts["max_replicas"]
 
 
 def most_replicas(options: Mapping[str, Any]) -> int:

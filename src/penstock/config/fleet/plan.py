@@ -10,7 +10,13 @@ from typing import Any, Literal
 
 from penstock.config.derive.placement import gang_size
 from penstock.config.derive.prefill import halves, prefill_name
-from penstock.config.derive.serve_options import ROUTER, autoscaling, deployment_name
+from penstock.config.derive.serve_options import (
+    ROUTER,
+    autoscaling,
+    deployment_name,
+    replica_range,
+    reserved,
+)
 from penstock.config.fleet import changes
 from penstock.config.fleet.changes import Cost
 from penstock.config.fleet.document import document
@@ -225,19 +231,14 @@ def _shown(path: str, value: Any) -> Any:
 
 def _replicas(config: LLMConfig) -> int:
     """Those that are there at the least, in a gang's count of engines."""
-    options = config.deployment_config
-    scaling = autoscaling(options)
-    count = scaling.get("min_replicas", 1) if scaling is not None else options.get("num_replicas") or 1
-    return int(count) * gang_size(config)
+    scaling = autoscaling(config.deployment_config)
+    least, _ = replica_range({**config.deployment_config, "autoscaling_config": scaling})
+    return least * gang_size(config)
 
 
 def _needs(config: LLMConfig, nodes: Nodes | None) -> dict[str, float]:
     """GPUs and CPUs of one replica."""
-    options = config.get_serve_options(nodes=nodes)
-    actor = options.get("ray_actor_options") or {}
-    bundles = options.get("placement_group_bundles") or [
-        {"CPU": actor.get("num_cpus", 1), "GPU": actor.get("num_gpus", 0)}
-    ]
+    bundles = reserved(config.get_serve_options(nodes=nodes))
     return {unit: sum(bundle.get(unit, 0) for bundle in bundles) for unit in _UNITS}
 
 
