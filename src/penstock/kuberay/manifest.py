@@ -15,6 +15,7 @@ import yaml
 
 from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs, Settings
 from penstock.config.derive.placement import resolved
+from penstock.config.fleet.document import document
 from penstock.errors import ConfigError
 from penstock.kuberay import secrets
 from penstock.kuberay.options import CPU_IMAGE, GPU_IMAGE, Site
@@ -123,13 +124,14 @@ def _pod(site: Site, component: str, *, cpus: int, gpus: int = 0, **values: Any)
 
 
 def _serve_config(serving: LLMServingArgs, site: Site, port: int, gateways: int) -> dict[str, Any]:
-    args: dict[str, Any] = {
-        "llm_configs": [_model(config, site.gpus_per_node) for config in serving.llm_configs],
+    args = {
+        **document(serving),
+        "llm_configs": [document(_model(config, site.gpus_per_node)) for config in serving.llm_configs],
         "gateway": {**_gateway(serving.gateway), "host": "0.0.0.0", "port": port},
         "ingress_deployment_config": {**_on_each_pod(gateways), **serving.ingress_deployment_config},
     }
-    if "jobs" in serving.model_fields_set:
-        args["jobs"] = serving.jobs.model_dump(exclude_unset=True) if serving.jobs is not None else "off"
+    if serving.jobs is None:
+        args["jobs"] = "off"
     application = {
         "name": "penstock",
         "route_prefix": "/",
@@ -151,13 +153,13 @@ def _gateway(gateway: GatewayConfig) -> dict[str, Any]:
         raise ConfigError("gateway.processes: on Kubernetes each pod has one gateway; leave it out.")
     if gateway.tls is not None:
         raise ConfigError("gateway.tls: KubeRay asks gateways by plain HTTP; let an Ingress end TLS instead.")
-    data = _as_data(gateway)
+    data = document(gateway)
     if gateway.log_format == "text":  # what it is anyway
         data.pop("log_format", None)
     return data
 
 
-def _model(config: LLMConfig, gpus_per_node: int) -> dict[str, Any]:
+def _model(config: LLMConfig, gpus_per_node: int) -> LLMConfig:
     """With what depends on the nodes written down: KubeRay deploys before there are workers to look at."""
     nodes = [{"GPU": gpus_per_node}]
     half = config.prefill
@@ -165,12 +167,7 @@ def _model(config: LLMConfig, gpus_per_node: int) -> dict[str, Any]:
         alone = resolved(config.model_copy(update={"engine_kwargs": half.engine_kwargs}), nodes)
         half = half.model_copy(update={"engine_kwargs": alone.engine_kwargs})
         config = config.model_copy(update={"prefill": half})
-    return _as_data(resolved(config, nodes))
-
-
-def _as_data(config: LLMConfig | GatewayConfig) -> dict[str, Any]:
-    """What the user wrote."""
-    return config.model_dump(mode="json", exclude_unset=True, warnings=False)
+    return resolved(config, nodes)
 
 
 def _disruption_budget(site: Site, budget: str, component: str, least: int) -> dict[str, Any]:
