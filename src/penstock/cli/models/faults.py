@@ -136,8 +136,7 @@ def _policy_problems(configs: Sequence[LLMConfig]) -> list[str]:
 
 def _read_faulty(file: str, read: _Read) -> None:
     """Adds what a file with faults still says, so that all is checked in the same run. Raises: Error."""
-    whole = yaml_source.read(file, twice=[])
-    for values, where in _sections(whole.data, whole.location):
+    for values, where in _sections(*yaml_source.read(file, twice=[])):
         if where.path[-1:] == (_GATEWAY,):
             if (gateway := _faultless(GatewayConfig, values, where)) is not None:
                 read.gateways.append((gateway, where))
@@ -171,8 +170,7 @@ def _faultless(
 def _sections(data: Any, location: Location) -> Iterator[tuple[Mapping[str, Any], Location]]:
     """The mappings in which a file describes models and gateways, whatever its form. Raises: ConfigError."""
     if isinstance(data, str) and location.path:
-        named = yaml_source.read(data, Path(location.file).parent, twice=[])
-        data, location = named.data, named.location
+        data, location = yaml_source.read(data, Path(location.file).parent, twice=[])
     if isinstance(data, list):
         for i, entry in enumerate(data):
             yield from _sections(entry, location / i)

@@ -118,7 +118,7 @@ def _models(text: str, file: Path | None) -> list[tuple[str, list[str]]]:
 
     models: list[tuple[str, list[str]]] = []
     for entry in yaml.safe_load(text).get("llm_configs", []):
-        values = yaml_source.read(entry, file and file.parent).data if isinstance(entry, str) else entry
+        values = yaml_source.read(entry, file and file.parent)[0] if isinstance(entry, str) else entry
         version = values.get("version") or {"of": values["model_loading_config"]["model_id"]}
         models.append((version["of"], values.get("aliases", [])))
     return models
@@ -178,5 +178,5 @@ def _fleet(text: str, file: Path | None) -> dict[str, Any]:
     from penstock.config.loading import yaml_source
     from penstock.config.loading.serving_args import LLMServingArgs
 
-    found = yaml_source.parse(text, str(file or ""))
-    return document(LLMServingArgs.parse(found.data, found.location)) if file else found.data
+    data, location = yaml_source.parse(text, str(file or ""))
+    return document(LLMServingArgs.parse(data, location)) if file else data

@@ -48,8 +48,8 @@ def changing(path: Path) -> Generator[dict[str, Any]]:
 
 def _content(path: Path) -> tuple[dict[str, Any], Location]:
     if path.suffix != ".json":
-        found = read(path)
-        return found.data or {}, found.location
+        values, location = read(path)
+        return values or {}, location
     try:
         return json.loads(path.read_bytes()), Location(str(path))
     except OSError as error:

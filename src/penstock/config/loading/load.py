@@ -114,8 +114,7 @@ class _Reading:
     def applications(self, given: Any) -> list[Application]:
         data, location = given, Location()
         if isinstance(given, str | os.PathLike):
-            found = yaml_source.read(given, twice=self.faults.found)
-            data, location = found.data, found.location
+            data, location = yaml_source.read(given, twice=self.faults.found)
         if isinstance(data, Mapping) and "applications" in data:
             return self._serve_file(data, location)
         if isinstance(data, Mapping) and not data.keys().isdisjoint(FORMS):

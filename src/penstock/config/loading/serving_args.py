@@ -161,12 +161,11 @@ def _see(model_id: str | None, where: Location, seen: dict[str, Location], fault
 def _from_file(name: str, location: Location, faults: ErrorCollector) -> tuple[Any, Location]:
     try:
         folder = File(location.file).parent if location.file else None
-        found = yaml_source.read(name, folder, twice=faults.found)
+        return yaml_source.read(name, folder, twice=faults.found)
     except ConfigError as error:
         if error.problems:
             raise
         raise location.fault(str(error)) from error
-    return found.data, found.location
 
 
 def _model_id(values: Any) -> str | None:

@@ -14,18 +14,13 @@ from penstock.config.messages.location import Location, Path
 from penstock.config.messages.problems import config_error, nearest
 from penstock.errors import ConfigError
 
-
-@dataclass(frozen=True, slots=True)
-class YamlFile:
-    """What a file says. location: the file's own, with the lines of its keys."""
-
-    data: Any
-    location: Location
+Source = tuple[Any, Location]
+"""What a file says, and its own location, with the lines of its keys."""
 
 
 def read(
     name: str | os.PathLike[str], folder: File | None = None, *, twice: list[str] | None = None
-) -> YamlFile:
+) -> Source:
     """Reads a file; a relative name is looked for in `folder`, then in the working directory.
 
     twice: takes the sentences about keys that are given twice, which are otherwise an error.
@@ -67,7 +62,7 @@ def _neighbour(file: File) -> File | None:
     return file.parent / guess if guess else None
 
 
-def parse(text: str, file: str, *, twice: list[str] | None = None) -> YamlFile:
+def parse(text: str, file: str, *, twice: list[str] | None = None) -> Source:
     """The data of one YAML document; `file` is its name for messages. twice: as of `read`.
 
     Raises: ConfigError for bad YAML, and for every key that is given twice.
@@ -95,7 +90,7 @@ def parse(text: str, file: str, *, twice: list[str] | None = None) -> YamlFile:
         raise config_error(reading.twice)
     if twice is not None:
         twice += reading.twice
-    return YamlFile(data, Location(file, (), reading.lines))
+    return data, Location(file, (), reading.lines)
 
 
 @dataclass(slots=True)

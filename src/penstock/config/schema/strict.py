@@ -78,15 +78,13 @@ class StrictModel(BaseModel):
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Self:
         """From a YAML file. Raises: ConfigError with every fault, each with its line."""
-        found = _yaml().read(path)
-        return cls.parse(found.data, found.location)
+        return cls.parse(*_yaml().read(path))
 
     @classmethod
     def parse_yaml(cls, file: str | TextIO) -> Self:
         """From YAML: its text, or a file that is open. Raises: as `from_file`."""
         text, name = (file, "") if isinstance(file, str) else (file.read(), str(getattr(file, "name", "")))
-        found = _yaml().parse(text, name)
-        return cls.parse(found.data, found.location)
+        return cls.parse(*_yaml().parse(text, name))
 
 
 class RootConfig(StrictModel):
