@@ -8,11 +8,10 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.filesize import decimal
 
 from penstock.cli.models.options import Json
 from penstock.errors import ConfigError
-
-_UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 def cache(
@@ -39,7 +38,7 @@ def cache(
             raise ConfigError(f"{name!r} is not in the cache.{hint}")
     for name in remove or ():
         names[name].remove()
-        print(f"Removed {name}, {size(names[name].size_bytes)}.")
+        print(f"Removed {name}, {decimal(names[name].size_bytes)}.")
     if remove:
         return
     if as_json:
@@ -47,13 +46,5 @@ def cache(
         return
     for one in there:
         day = time.strftime("%Y-%m-%d", time.localtime(one.used))
-        print(f"{size(one.size_bytes):>8}  {day}  {one.name}{'' if one.hub else f'  {one.folder}'}")
-    print(f"{size(sum(one.size_bytes for one in there)):>8}  in all")
-
-
-def size(size_bytes: float) -> str:
-    """In powers of 1,000, as disks are sold: `7.2 GB`."""
-    step = 0
-    while size_bytes >= 1000 and step < len(_UNITS) - 1:
-        size_bytes, step = size_bytes / 1000, step + 1
-    return f"{size_bytes:.1f} {_UNITS[step]}" if step else f"{size_bytes:.0f} B"
+        print(f"{decimal(one.size_bytes):>8}  {day}  {one.name}{'' if one.hub else f'  {one.folder}'}")
+    print(f"{decimal(sum(one.size_bytes for one in there)):>8}  in all")

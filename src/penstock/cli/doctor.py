@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.cache import size
+from rich.filesize import decimal
+
 from penstock.cli.models.options import Json
 from penstock.cli.version import versions
 
@@ -66,7 +67,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _shown(name: str, value: Any) -> str:
-    return size(value) if name.endswith("_bytes") else str(value)
+    return decimal(value) if name.endswith("_bytes") else str(value)
 
 
 def troubles(found: dict[str, Any]) -> Iterator[str]:
@@ -88,12 +89,12 @@ def troubles(found: dict[str, Any]) -> Iterator[str]:
         if driver.partition(".")[0].isdigit() and int(driver.partition(".")[0]) < least:
             yield f"The driver {driver} is too old for CUDA {cuda}: install {least} or newer."
     if (shared := found["shared_memory_bytes"]) < _LEAST_SHARED_BYTES:
-        yield f"/dev/shm has only {size(shared)}; several GPUs need more: docker run --shm-size 8g."
+        yield f"/dev/shm has only {decimal(shared)}; several GPUs need more: docker run --shm-size 8g."
     if int(found["open_files"].split()[0]) < _LEAST_FILES:
         yield f"This shell may open {found['open_files']} files; many clients need more: ulimit -n 65536."
     if (free := found["disk_free_bytes"]) < _LEAST_FREE_BYTES:
         yield (
-            f"The disk of {found['cache']} has {size(free)} free, too little for most models. Free some "
+            f"The disk of {found['cache']} has {decimal(free)} free, too little for most models. Free some "
             "(`penstock cache`), or set PENSTOCK_CACHE and HF_HOME to another disk."
         )
     yield from (f"Off, as it does not fit the installed vLLM: {text}." for text in found["vllm_off"])

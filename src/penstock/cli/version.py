@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import platform
 import re
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import distributions
 
 from penstock import __version__
 from penstock.cli.models.options import Json
@@ -35,7 +35,10 @@ def versions() -> dict[str, str | list[str] | None]:
     """Names and versions; None for what is not installed. `gpus` has one text per GPU, `vllm_off` one for
     each capability that does not fit the installed vLLM.
     """
-    packages = {name: _installed(*names) for name, names in _PACKAGES.items()}
+    packages = {
+        name: next((one.version for each in names for one in distributions(name=each)), None)
+        for name, names in _PACKAGES.items()
+    }
     return {
         "penstock": __version__,
         "python": f"{platform.python_version()} on {platform.platform()}",
@@ -54,15 +57,6 @@ def _off() -> list[str]:
     except Error as error:
         return [str(error)]
     return [f"{name}: {why}" for name, why in off.items()]
-
-
-def _installed(*names: str) -> str | None:
-    for name in names:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return None
 
 
 def _cuda(torch: str | None) -> str | None:

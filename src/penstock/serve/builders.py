@@ -19,6 +19,7 @@ from penstock.config.derive.serve_options import deployment_name
 from penstock.config.derive.server_class import imported_class, server_class
 from penstock.config.messages.problems import config_error
 from penstock.config.schema.deployment import checked_options
+from penstock.config.schema.env_vars import layered
 from penstock.engines import callback
 from penstock.engines.check import check_arguments
 from penstock.hooks import hook
@@ -90,9 +91,8 @@ def _logging(config: LLMConfig, gateway: GatewayConfig) -> LLMConfig:
     """The config, with a replica that writes its log as the gateway does; its own environment wins."""
     if gateway.log_format == "text":
         return config
-    given = config.runtime_env or {}
-    variables = {LOG_FORMAT: gateway.log_format, **given.get("env_vars", {})}
-    return config.model_copy(update={"runtime_env": {**given, "env_vars": variables}})
+    environment = layered({"env_vars": {LOG_FORMAT: gateway.log_format}}, config.runtime_env)
+    return config.model_copy(update={"runtime_env": environment})
 
 
 def build_pd_openai_app(pd_serving_args: Mapping[str, Any]) -> Application:

@@ -85,13 +85,7 @@ def list_keys(file: File, as_json: Json = False) -> None:
         return
     for one in found:
         until = one["expires"]
-        state = (
-            ""
-            if until is None
-            else f"expired {_day(until)}"
-            if until <= time.time()
-            else f"until {_day(until)}"
-        )
+        state = f"{'expired' if until <= time.time() else 'until'} {_day(until)}" if until is not None else ""
         may = ",".join(one["models"] or ["all models"])
         print(
             f"{one['id']}  {one['tenant']}/{one['name']}  {may}  {','.join(one['scopes'])}  {state}".rstrip()

@@ -46,11 +46,7 @@ def merge_replica_actor_and_child_actor_bundles(
     child_actor_bundles: Sequence[Mapping[str, float]], replica_actor_bundle: Mapping[str, float]
 ) -> list[Bundle]:
     """The workers' bundles, the replica's own resources added to the first, where Serve puts the replica."""
-    if not child_actor_bundles:
-        return [dict(replica_actor_bundle)]
-    if not replica_actor_bundle:
-        return [dict(bundle) for bundle in child_actor_bundles]
-    first, *others = child_actor_bundles
+    first, *others = child_actor_bundles or [{}]
     return [add(first, replica_actor_bundle), *(dict(bundle) for bundle in others)]
 
 
@@ -180,12 +176,9 @@ def _on_one_node(config: LLMConfig, actor: dict[str, Any]) -> Placement:
     _enough(config, gpus)
     actor = {**actor, "num_gpus": gpus}
     if "max_replicas_per_node" in config.deployment_config:  # Serve allows no group beside it
-        return Placement({**actor, "num_cpus": whole["CPU"], **_typed(config)})
+        typed = {"accelerator_type": config.accelerator_type} if config.accelerator_type else {}
+        return Placement({**actor, "num_cpus": whole["CPU"], **typed})
     return Placement(actor, [whole])
-
-
-def _typed(config: LLMConfig) -> dict[str, Any]:
-    return {"accelerator_type": config.accelerator_type} if config.accelerator_type else {}
 
 
 def _enough(config: LLMConfig, gpus: float) -> None:

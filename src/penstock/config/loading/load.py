@@ -170,12 +170,9 @@ def _split(
 ) -> tuple[dict[str, Any], list[str]]:
     """The values without those that Ray Serve alone obeys, and a sentence for each that says something."""
     ours = {name: value for name, value in values.items() if name not in serve_only}
-    said = [name for name in sorted(serve_only & values.keys()) if _says_something(values[name])]
+    given = [(name, values[name]) for name in sorted(serve_only & values.keys())]
+    # Serve's defaults say nothing: `external_scaler_enabled: false`, `route_prefix: /`.
+    said = [name for name, value in given if value is not None and value is not False and value != "/"]
     return ours, [
         (location / name).says("only Ray Serve obeys it (`serve run`, `serve deploy`).") for name in said
     ]
-
-
-def _says_something(value: Any) -> bool:
-    """Whether it is not Serve's default: nothing, `external_scaler_enabled: false`, `route_prefix: /`."""
-    return value is not None and value is not False and value != "/"

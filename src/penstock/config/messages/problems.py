@@ -10,7 +10,7 @@ import difflib
 import logging
 import re
 import typing
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -171,6 +171,8 @@ _WANTED = {
     "finite_number": "a finite number",
 }
 
+_NOUNS: Mapping[type, str] = {bool: "switch", int: "number", float: "number", str: "text", dict: "mapping"}
+
 _LIMITS = {
     "greater_than_equal": ("ge", "at least"),
     "greater_than": ("gt", "greater than"),
@@ -191,7 +193,9 @@ def _sentence(detail: ErrorDetails, path: Path, known: list[str]) -> str:
     if kind == "literal_error":
         return _not_allowed(given, str(facts["expected"]), shown)
     if kind in _WANTED:
-        return f"is {_noun(given, shown)}; must be {_WANTED[kind]}.{_quotes(kind, given)}"
+        # YAML reads `model_id: 7` as a number and `HF_HUB_OFFLINE: yes` as true.
+        quotes = " Write it in quotes." if kind == "string_type" and isinstance(given, int | float) else ""
+        return f"is {_noun(given, shown)}; must be {_WANTED[kind]}.{quotes}"
     if kind in _LIMITS:
         limit, words = _LIMITS[kind]
         return f"is{shown}; must be {words} {facts[limit]:g}."
@@ -207,11 +211,6 @@ def _not_allowed(given: object, expected: str, shown: str) -> str:
     )
 
 
-def _quotes(kind: str, given: object) -> str:
-    """YAML reads `model_id: 7` as a number and `HF_HUB_OFFLINE: yes` as true."""
-    return " Write it in quotes." if kind == "string_type" and isinstance(given, int | float) else ""
-
-
 def show(value: object) -> str:
     """The value as a short text, secrets masked."""
     text = repr(masked(value))
@@ -225,17 +224,9 @@ def described(value: object) -> str:
 
 def _noun(value: object, shown: str) -> str:
     """What YAML or Python calls the type, in plain words, and the value where it may be shown."""
-    nouns: dict[type, str] = {
-        bool: "switch",
-        int: "number",
-        float: "number",
-        str: "text",
-        dict: "mapping",
-        list: "list",
-    }
     if value is None:
         return "empty"
-    noun = nouns.get(type(value), type(value).__name__)
+    noun = _NOUNS.get(type(value), type(value).__name__)
     return f"the {noun}{shown}" if shown else f"a {noun}"
 
 

@@ -16,7 +16,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from penstock.config.messages.location import Location
 from penstock.config.messages.problems import CheckedDict, unknown
 from penstock.config.schema.deployment import Deployment, Environment
-from penstock.config.schema.env_vars import with_variables
+from penstock.config.schema.env_vars import layered, with_variables
 from penstock.config.schema.prefill import PrefillConfig
 from penstock.config.schema.processing import (
     ClassOrPath,
@@ -178,12 +178,8 @@ class LLMConfig(RootConfig):
     @field_validator("versions")
     @classmethod
     def _can_be_told_apart(cls, versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        names, plain = (
-            [one["name"] for one in versions],
-            [one["name"] for one in versions if not own_fields(one)],
-        )
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"names {', '.join(map(repr, twice))} more than once.")
+        cls._each_once([one["name"] for one in versions])
+        plain = [one["name"] for one in versions if not own_fields(one)]
         if len(plain) > 1:
             raise ValueError(
                 f"{plain[0]!r} and {plain[1]!r} are the same: give one of them a field of its own."
@@ -384,6 +380,5 @@ class LLMConfig(RootConfig):
 
     def with_secrets(self, variables: Mapping[str, str]) -> Self:
         """The same config, carrying these variables to the replica: no option that Serve shows has them."""
-        environment = self.runtime_env or {}
-        carried = {**environment, "env_vars": {**environment.get("env_vars", {}), **variables}}
+        carried = layered(self.runtime_env, {"env_vars": variables})
         return self.model_copy(update={"runtime_env": carried}) if variables else self
