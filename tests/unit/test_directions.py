@@ -38,7 +38,7 @@ HOUSES: dict[str, list[set[str]]] = {
         {"routing"},
         {"fleet"},
         {"control"},
-        {"http", "tenancy"},
+        {"http", "tenancy", "updates"},
     ],
     "penstock.data": [
         {"table"},

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +14,14 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from tests.waiting import until
 
+from penstock.config import GatewayConfig
 from penstock.errors import ConfigError
+from penstock.serve.gateway.catalogue import LiveState, ServedModel
+from penstock.serve.gateway.tenants.registry import Tenants
+from penstock.serve.jobs.deployment import LLMJobs
 from penstock.serve.router.router import new_handle
-from penstock.serve.router.updates import Updates
+from penstock.serve.routing.split import Splits
+from penstock.serve.updates import Updates
 
 pytestmark = pytest.mark.parity("X27")
 
@@ -57,7 +65,7 @@ def test_the_newest_is_taken_over_wherever_one_is_held_or_fails():
 async def test_a_broken_update_is_told_once_and_tried_until_a_newer_one_comes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr("penstock.serve.router.updates._AGAIN_S", 0.01)
+    monkeypatch.setattr("penstock.serve.updates._AGAIN_S", 0.01)
     gateway = Gateway()
     gateway.state, gateway.broken = 1, {2}
     await gateway.updates.receive(2)
@@ -73,13 +81,43 @@ async def test_a_broken_update_is_told_once_and_tried_until_a_newer_one_comes(
 
 
 async def test_an_update_that_could_not_be_taken_over_is_once_it_can(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("penstock.serve.router.updates._AGAIN_S", 0.01)
+    monkeypatch.setattr("penstock.serve.updates._AGAIN_S", 0.01)
     gateway = Gateway()
     gateway.broken = {1}
     await gateway.updates.receive(1)
     gateway.broken.clear()
     await until(lambda: gateway.state == 1)
     assert (gateway.reports[0], gateway.reports[-1]) == ("1 is broken.", "")
+
+
+class Jobs(LLMJobs):
+    """Files and batches without their service."""
+
+    def __init__(self, live: LiveState, tenants: Tenants) -> None:
+        self._live, self._tenants, self._splits = live, tenants, Splits()
+        self._updates = Updates(self._take_over, lambda why: None)
+        self._service, self._fleet = SimpleNamespace(), SimpleNamespace(follow=lambda deployments: None)
+
+    def __del__(self) -> None:
+        """Nothing was opened."""
+
+
+async def test_files_and_batches_take_keys_over_once_their_file_can_be_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr("penstock.serve.updates._AGAIN_S", 0.01)
+    key, file = {"tenant": "t", "name": "n", "key": "the-first-key-of-tenant-t"}, tmp_path / "keys.yaml"
+    live = LiveState((ServedModel("m", 1),), GatewayConfig(keys=[key]))
+    tenants = Tenants(live.gateway, None)
+    await tenants.start()
+    jobs = Jobs(live, tenants)
+    gateway = GatewayConfig(keys=[key], keys_file=str(file), max_body_bytes=7)
+    await jobs.reconfigure(replace(live, gateway=gateway).dump())
+    assert (jobs._live, len(tenants.keys)) == (live, 1)
+    file.write_text("keys: [{tenant: t, name: o, key: the-other-key-of-tenant-t}]")
+    await until(lambda: len(tenants.keys) == 2)
+    assert jobs._service.line_bytes == 7
+    await tenants.close()
 
 
 def test_a_handle_is_a_new_one_each_time(patched):

@@ -8,7 +8,6 @@ itself alive by a call of `stay`: one by a gateway could hang it together with t
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -39,13 +38,12 @@ from penstock.serve.gateway.tenants.registry import Tenants, read_keys
 from penstock.serve.http.private_listener import PrivateListener
 from penstock.serve.routing.split import Splits
 from penstock.serve.tenancy.usage import Settlement, Totals, UsageRow
+from penstock.serve.updates import Updates
 
 if TYPE_CHECKING:  # `penstock.jobs` is loaded in the process itself
     from penstock.jobs.records import BatchRecord
     from penstock.jobs.runner import RowCounts
     from penstock.jobs.validation import Resolve
-
-log = logging.getLogger(__name__)
 
 NAME = "LLMJobs"
 _PAUSE_S = 0.5
@@ -94,12 +92,12 @@ class LLMJobs:
 
         json_logs.configure()
         app_name = serve.get_replica_context().app_name
-        self._live = live
+        self._live, self._updates = live, Updates(self._take_over, lambda why: None)
         self._splits = Splits()
         self._find_models(live)
         context = ray.get_runtime_context()
         self._control = ControlLink(serve.get_deployment_handle(CONTROL, app_name), context.get_node_id())
-        self._tenants = self._make_tenants(live)
+        self._tenants = Tenants(live.gateway, self._settle) if live.gateway.keyed else None
         self._fleet = Fleet(app_name, live.deployments, self._resolve)
         self._fleet.isolate_cache = live.gateway.isolate_cache
         self._service = JobService(
@@ -127,27 +125,29 @@ class LLMJobs:
         self._hold()
 
     async def reconfigure(self, user_config: Any) -> None:
-        """Serve's hook, as the gateway's: batches go on with other models and names. It raises nothing."""
-        try:
-            if user_config == self._live.dump():
-                return
-            live, before = LiveState.parse(user_config, self._live), self._live
-            self._find_models(live)
-            self._live = live
-            self._service.line_bytes = live.gateway.max_body_bytes
-            self._service.own_endpoints = own_endpoints(live.cards)
-            self._fleet.follow(live.deployments)
-            self._fleet.isolate_cache = live.gateway.isolate_cache
-            if live.gateway.keyed != before.gateway.keyed:
-                old, self._tenants = self._tenants, self._make_tenants(live)
-                if self._tenants is not None:
-                    await self._tenants.start()
-                if old is not None:
-                    await old.close()
-            elif self._tenants is not None:
-                self._tenants.follow(live.gateway, await read_keys(live.gateway))
-        except Exception:  # Serve would kill this process
-            log.exception("The update cannot be taken over; files and batches go on as before.")
+        """Serve's hook, as the gateway's: batches go on with other models and names."""
+        await self._updates.receive(user_config)
+
+    async def _take_over(self, user_config: Any) -> None:
+        if user_config == self._live.dump():
+            return
+        live, tenants = LiveState.parse(user_config, self._live), self._tenants
+        found = await read_keys(live.gateway) if live.gateway.keyed else None
+        self._find_models(live)
+        self._live = live
+        self._service.line_bytes = live.gateway.max_body_bytes
+        self._service.own_endpoints = own_endpoints(live.cards)
+        self._fleet.follow(live.deployments)
+        self._fleet.isolate_cache = live.gateway.isolate_cache
+        if found is not None and tenants is not None:
+            tenants.follow(live.gateway, found)
+        elif found is not None:
+            new = Tenants(live.gateway, self._settle)
+            await new.start()
+            self._tenants = new
+        elif tenants is not None:
+            self._tenants = None
+            await tenants.close()
 
     def _find_models(self, live: LiveState) -> None:
         self._catalogue = Catalogue(live.cards, live.gateway.default_model)
@@ -181,9 +181,6 @@ class LLMJobs:
             return model.id, adapter
 
         return find
-
-    def _make_tenants(self, live: LiveState) -> Tenants | None:
-        return Tenants(live.gateway, self._settle) if live.gateway.keyed else None
 
     async def _settle(self, settlement: Settlement) -> Totals:
         found = await self._control.ask("settle", msgspec.to_builtins(settlement), _SETTLE_S)
@@ -246,6 +243,7 @@ class LLMJobs:
         if self._staying is not None:
             self._staying.cancel()
         self._following.cancel()
+        self._updates.close()
         await self._listener.close(grace_s=5.0)
         await self._service.close()
         await self._fleet.close()

@@ -44,10 +44,10 @@ from penstock.serve.jobs.deployment import has_left_overs
 from penstock.serve.jobs.forwarding import JobsForwarder
 from penstock.serve.router.deployment import RouterDeployment
 from penstock.serve.router.traffic_shift import TrafficShifts
-from penstock.serve.router.updates import Updates
 from penstock.serve.tenancy.reporting import Settle
 from penstock.serve.tenancy.store import UsageStore, usage_file
 from penstock.serve.tenancy.usage import Settlement, Totals
+from penstock.serve.updates import Updates
 
 log = logging.getLogger(__name__)
 

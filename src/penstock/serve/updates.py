@@ -1,6 +1,6 @@
-"""What Ray Serve passes on to a gateway that runs, as the `user_config` of its deployment.
+"""What Ray Serve passes on to a process that runs, as the `user_config` of its deployment.
 
-Between Serve's hook and the gateway, which it does not know.
+Between Serve's hook and what takes it over, a gateway or files and batches, which it does not know.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Updates:
                     await self._take_over(update)
         except Exception as error:  # also of foreign code: a routing policy's, Serve's
             if not again:
-                what = "An update cannot be taken over, and is tried again; the gateway stays as it was: %s"
+                what = "An update cannot be taken over, and is tried again; this process stays as it was: %s"
                 trace = None if isinstance(error, Error) else error
                 log.error(what, str(error) or type(error).__name__, exc_info=trace)
             self._report(str(error) or type(error).__name__)
