@@ -8,6 +8,7 @@ from penstock.cli.models.plan import make_plan
 from penstock.cli.models.precheck import planned as checked_plan
 from penstock.cli.serve.ray_cluster import cpus_needed
 from penstock.config.derive.serve_options import runtime_env
+from penstock.config.fleet.document import as_guest
 from penstock.errors import ConfigError
 
 YAML = """
@@ -228,16 +229,15 @@ def test_mistyped_option_of_our_own_is_named(engine: str):
 
 
 def test_guests_variables_go_under_what_the_config_says():
-    base = make_plan(Arguments(sources=("echo",), engine="sim"))
-    once = base.as_guest("node:10.0.0.1", {"A": "1", "B": "1"})
-    twice = once.as_guest("node:10.0.0.1", {"A": "2", "C": "2"})
-    assert twice.configs[0].runtime_env == {"env_vars": {"A": "1", "B": "1", "C": "2"}}
+    base = make_plan(Arguments(sources=("echo",), engine="sim")).serving
+    once = as_guest(base, "node:10.0.0.1", {"A": "1", "B": "1"})
+    twice = as_guest(once, "node:10.0.0.1", {"A": "2", "C": "2"})
+    assert twice.llm_configs[0].runtime_env == {"env_vars": {"A": "1", "B": "1", "C": "2"}}
 
 
 def test_guests_gateway_is_tied_to_its_node():
-    serving = (
-        make_plan(Arguments(sources=("echo",), engine="sim")).as_guest("node:10.0.0.1", {"A": "1"}).serving
-    )
+    base = make_plan(Arguments(sources=("echo",), engine="sim")).serving
+    serving = as_guest(base, "node:10.0.0.1", {"A": "1"})
     assert serving.ingress_deployment_config["ray_actor_options"] == {
         "num_cpus": 0,
         "resources": {"node:10.0.0.1": 0.001},

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 from penstock.cli.models.options import ACCELERATOR_KINDS, DEFAULT_PORT, YAML, Arguments
 from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs, Settings, load_applications
 from penstock.config.derive import names
-from penstock.config.fleet.document import as_guest
 from penstock.config.messages.location import Location
 from penstock.config.messages.problems import config_error
 from penstock.config.schema.model import DEMO_MODEL_ID, DEMO_SOURCE
@@ -41,12 +40,6 @@ class ServePlan:
     @property
     def gateway(self) -> GatewayConfig:
         return self.serving.gateway
-
-    def as_guest(self, node: str, variables: Mapping[str, str]) -> Self:
-        """The same on a cluster that others started: the gateway where the resource `node` is, and variables
-        in the environment of every process, which here they do not inherit.
-        """
-        return replace(self, serving=as_guest(self.serving, node, variables))
 
     def in_folders(self, folders: Mapping[str, str]) -> Self:
         """The same, where models that no file describes have another name of their folder."""

@@ -22,7 +22,7 @@ from penstock.cli.models.options import Arguments
 from penstock.cli.models.plan import ServePlan, gateway_options, make_plan
 from penstock.cli.serve.ray_cluster import Cluster, cpus_needed, preprocessors
 from penstock.cli.serve.watch import WatchedFiles
-from penstock.config.fleet.document import StartSettings, document, keys_of_environment
+from penstock.config.fleet.document import StartSettings, as_guest, document, keys_of_environment
 from penstock.errors import ConfigError, EngineStartFailed, Error, Unavailable, reason
 from penstock.json_logs import LOG_FORMAT
 from penstock.processes.lifeline import when_ended
@@ -153,10 +153,11 @@ class Steps:
         if self._stop.is_set():
             return
         self._step(SERVICE, "deploying")
+        serving = plan.serving
         if not cluster.own:
-            plan = plan.as_guest(cluster.here(), self._guest_variables())
+            serving = as_guest(serving, cluster.here(), self._guest_variables())
         cluster.refuse_taken(self._name)
-        application = build_openai_app(plan.serving)
+        application = build_openai_app(serving)
         self.deployed = True  # from here on there may be something to remove
         deploy(application, self._name, plan.gateway.log_format)
         if not cluster.own and (niceness := cluster.niceness()):

@@ -72,8 +72,9 @@ class StrictModel(BaseModel):
     @classmethod
     def parse(cls, values: Any, location: Location | None = None) -> Self:
         """From a mapping that was read at `location`. Raises: ConfigError with every fault, and where."""
+        location = location or Location()
         with translated(cls, location):
-            return cls.model_validate(values)
+            return cls.model_validate(values, context=(location, {}))
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Self:
@@ -98,10 +99,8 @@ class RootConfig(StrictModel):
 
         Raises: ConfigError with every fault, each with its location.
         """
-        location = location or Location()
-        with translated(cls, location):
-            config = cls.model_validate(values, context=(location, {}))
-        config._location = location
+        config = super().parse(values, location)
+        config._location = location or Location()
         return config
 
     @classmethod
