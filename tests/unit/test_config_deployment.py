@@ -1,12 +1,14 @@
 """deployment_config: checked by name and by value, like the options of Serve's deployment."""
 
+import json
+
 import pytest
 from ray.serve.config import RequestRouterConfig
 
-from penstock.config import LLMConfig
+from penstock.config import GatewayConfig, LLMConfig
 from penstock.errors import ConfigError
 from penstock.serve import LLMServer, build_openai_app
-from penstock.serve.gateway.catalogue import ServedModel
+from penstock.serve.gateway.catalogue import LiveState, ServedModel
 from penstock.serve.routing.registry import policy
 
 pytestmark = pytest.mark.parity("S5")
@@ -118,15 +120,22 @@ def test_arguments_of_no_router_are_refused():
 RAYS = "ray.serve.llm.request_router:PrefixCacheAffinityRouter"
 
 
+CUT = {"do_eviction": True, "eviction_threshold_chars": 1000, "eviction_target_chars": 800}
+
+
 @pytest.mark.parametrize("path", [OURS, OURS.replace("r.P", "r:P")])
-def test_our_prefix_router_is_the_policy_with_its_options(path):
-    kwargs = {"imbalanced_threshold": 5, "do_eviction": True, "eviction_threshold_chars": 1000}
-    kwargs |= {"eviction_target_chars": 800, "eviction_interval_secs": 30}
+@pytest.mark.parametrize(
+    "kwargs",
+    [{"match_rate_threshold": 0.5}, {"imbalanced_threshold": 5, **CUT, "eviction_interval_secs": 30}],
+)
+def test_our_prefix_router_is_the_policy_with_its_options(path, kwargs):
     router = {"request_router_class": path, "request_router_kwargs": kwargs}
     card = ServedModel.of(deployed(request_router_config=router))
     assert card.routing_policy == "prefix_affinity"
-    cut = {"most_chars": 1000, "cut_to_chars": 800, "cut_every_s": 30}
-    assert card.policy_options == {"most_busier": 5, "least_match": 0.0, **cut}
+    assert card.policy_options == kwargs
+    live = LiveState((card,), GatewayConfig())
+    (card,) = LiveState.parse(json.loads(json.dumps(live.dump())), live).cards
+    assert card.policy_options == kwargs
     policy(card.routing_policy, card.policy_options)
 
 

@@ -147,7 +147,7 @@ async def test_a_policy_stays_with_what_it_has_learned_until_it_is_another_one()
     with pytest.raises(ConfigError):
         desk.dispatch.follow([replace(M, routing_policy="absent:Policy"), N], 30.0, {})
     assert desk.dispatch._served.keys() == {"m"}
-    for change in ({"policy_options": {"least_match": 0.5}}, {"routing_policy": "round_robin"}):
+    for change in ({"policy_options": {"match_rate_threshold": 0.5}}, {"routing_policy": "round_robin"}):
         desk.dispatch.follow([replace(M, **change)], 30.0, {})
         assert desk.dispatch._served["m"].policy is not known.policy
         assert desk.dispatch._served["m"].queue is known.queue

@@ -449,7 +449,7 @@ def test_a_home_passes_on_what_is_beyond_its_share_to_the_same_next_one():
 @pytest.mark.parity("S34")
 @pytest.mark.parametrize(("busier", "picked"), [(0, "one"), (2, "one"), (3, "two")])
 def test_a_replica_with_the_prefix_is_left_when_it_is_busier_than_allowed(busier: int, picked: str):
-    gateway = Gateway("prefix_affinity", "one", "two", most_busier=2)
+    gateway = Gateway("prefix_affinity", "one", "two", imbalanced_threshold=2)
     gateway.policy.sent(prompt("hot"), gateway.replica("one"), 0.0)
     gateway.report("one", running=busier)
     assert {name for name, _ in gateway.picks(prompt("hot"))} == {picked}
@@ -458,7 +458,7 @@ def test_a_replica_with_the_prefix_is_left_when_it_is_busier_than_allowed(busier
 @pytest.mark.parity("S34")
 @pytest.mark.parametrize(("least_match", "why"), [(0.0, "affinity"), (0.5, "affinity"), (0.51, "balance")])
 def test_a_match_of_too_small_a_share_of_the_prompt_does_not_count(least_match: float, why: str):
-    gateway = Gateway("prefix_affinity", "one", "two", least_match=least_match)
+    gateway = Gateway("prefix_affinity", "one", "two", match_rate_threshold=least_match)
     gateway.policy.sent(prompt("hot", 1024), gateway.replica("one"), 0.0)
     assert {why for _, why in gateway.picks(prompt("hot", 2048))} == {why}
 
@@ -468,8 +468,12 @@ def test_a_match_of_too_small_a_share_of_the_prompt_does_not_count(least_match: 
     ("options", "least", "most"),
     [
         ({}, 11_000, 12_000),
-        ({"most_chars": 20_000}, 4000, 5000),
-        ({"most_chars": 20_000, "cut_to_chars": 8_000}, 1000, 4000),
+        ({"do_eviction": True, "eviction_threshold_chars": 20_000}, 4000, 5000),
+        (
+            {"do_eviction": True, "eviction_threshold_chars": 20_000, "eviction_target_chars": 8_000},
+            1000,
+            4000,
+        ),
     ],
 )
 def test_no_more_than_so_many_characters_are_remembered(options: dict[str, int], least: int, most: int):

@@ -73,20 +73,11 @@ def is_ours(router: Any) -> bool:
 
 
 def prefix_options(given: Any) -> dict[str, Any]:
-    """Arguments of the policy `prefix_affinity` for the options of our PrefixCacheAffinityRouter."""
+    """Those options of our PrefixCacheAffinityRouter, as arguments of the policy `prefix_affinity`, that are
+    not the usual ones.
+    """
     options = PrefixRouterOptions(**_fields(given).get("request_router_kwargs", {}))
-    found: dict[str, Any] = {
-        "most_busier": options.imbalanced_threshold,
-        "least_match": options.match_rate_threshold,
-        "most_chars": None,
-    }
-    if options.do_eviction:
-        found |= {
-            "most_chars": options.eviction_threshold_chars,
-            "cut_to_chars": options.eviction_target_chars,
-            "cut_every_s": options.eviction_interval_secs or 0,
-        }
-    return found if "request_router_kwargs" in _fields(given) else {}
+    return options.model_dump(exclude_defaults=True)
 
 
 def _path(router: Any) -> str:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+from penstock.config.schema.request_router import PrefixRouterOptions
 from penstock.serve.fleet.candidates import Candidates
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.routing.hash_ring import AdapterRing, Ring
@@ -41,25 +43,18 @@ class PrefixAffinity:
 
     reads = ("prompt",)
 
-    def __init__(
-        self,
-        *,
-        most_busier: float = math.inf,
-        least_match: float = 0.0,
-        most_chars: int | None = None,
-        cut_to_chars: int | None = None,
-        cut_every_s: float = 0.0,
-    ) -> None:
-        """most_busier: requests by which the replica with the prefix may be busier than an alternative one.
-        least_match: share of the prompt's tokens below which a match does not count. most_chars: of prompts
-        to remember for each replica, besides the size of its cache; where there is more, at most once in
-        cut_every_s, it is cut to cut_to_chars, or to most_chars.
+    def __init__(self, **options: Any) -> None:
+        """options: those of `PrefixRouterOptions`. The size of a replica's cache limits what is remembered,
+        too.
         """
-        most_tokens = math.inf if most_chars is None else most_chars // BYTES_PER_TOKEN
-        cut_to_tokens = cut_to_chars // BYTES_PER_TOKEN if cut_to_chars else most_tokens
-        self._index = PrefixIndex(most_tokens, cut_to_tokens, cut_every_s)
-        self._most_busier = most_busier
-        self._least_match = least_match
+        given = PrefixRouterOptions(**options)
+        most_chars = given.eviction_threshold_chars if given.do_eviction else math.inf
+        most, cut_to = (
+            chars / BYTES_PER_TOKEN for chars in (most_chars, given.eviction_target_chars or most_chars)
+        )
+        self._index = PrefixIndex(most, cut_to, given.eviction_interval_secs or 0)
+        self._most_busier = given.imbalanced_threshold
+        self._least_match = given.match_rate_threshold
         self._ring = Ring()
         self._adapters = AdapterRing()
 
