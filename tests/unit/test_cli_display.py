@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from penstock.cli.serve import durations
-from penstock.cli.serve.display import Display, Live, Plain, display_on
+from penstock.cli.serve.display import Display, Live, Plain, display_for
 
 
 class Clock:
@@ -63,7 +63,7 @@ def test_spans_of_a_running_part_add_up_to_its_seconds():
 
 
 def test_output_that_is_no_terminal_gets_plain_lines():
-    assert isinstance(display_on(io.StringIO(), begin=0.0), Plain)
+    assert display_for(io.StringIO()) is Plain
 
 
 class Terminal(io.StringIO):
@@ -74,7 +74,7 @@ class Terminal(io.StringIO):
 def test_terminal_gets_a_table_with_every_part(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     out, clock = Terminal(), Clock()
-    display = display_on(out, begin=100.0, clock=clock)
+    display = display_for(out)(out, begin=100.0, clock=clock)
     assert isinstance(display, Live)
     display.enter("Ray", "starting")
     clock.now = 102.0
@@ -91,7 +91,7 @@ def test_terminal_gets_a_table_with_every_part(monkeypatch):
 def test_without_a_change_lines_say_what_goes_on_and_how_long_it_took_the_last_time(quiet: bool):
     out, clock = io.StringIO(), Clock()
     last = {"demo": {"load": 8.4, "download": 30.0}}
-    display = display_on(out, begin=100.0, clock=clock, last=last, quiet=quiet)
+    display = display_for(out, quiet=quiet)(out, begin=100.0, clock=clock, last=last)
     display.enter("demo", "load")
     display.enter("demo (2)", "download (1 of 3 GB)")
     display.enter("other", "import")
@@ -125,7 +125,7 @@ def test_said_text_is_not_taken_for_markup():
 
 def test_json_has_an_object_for_each_change_and_each_text():
     out = io.StringIO()
-    display = display_on(out, 0.0, as_json=True, clock=lambda: 2.0)
+    display = display_for(out, as_json=True)(out, 0.0, clock=lambda: 2.0)
     display.enter("Ray", "starting", 0.5)
     display.end("Ray", 1.75)
     display.say("\nA note.\nOf two lines.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -44,13 +45,14 @@ def manifest(serving: LLMServingArgs, site: Site) -> str:
     groups = worker_groups(serving.llm_configs, site.gpus_per_node)
     site.refuse_unused(group.accelerator_type for group in groups)
     documents = [_ray_service(serving, site, groups)]
+    budget = partial(part, "disruption_budget", name=site.name)  # least: pods that must stay
     if site.volume:
         volume = {"storage": site.volume, "storage_class": site.storage_class}
         documents.insert(0, part("volume", name=site.name, component="data", **volume))
     if site.redis is None:  # else a head may be evicted: what runs goes on without it
-        documents.append(_disruption_budget(site, f"{site.name}-head", "head", 1))
+        documents.append(budget(component="head", budget=f"{site.name}-head", least=1))
     if (base := sum(group.least for group in groups)) > 1:
-        documents.append(_disruption_budget(site, site.name, "worker", base - 1))
+        documents.append(budget(component="worker", budget=site.name, least=base - 1))
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
 
 
@@ -168,11 +170,6 @@ def _model(config: LLMConfig, gpus_per_node: int) -> LLMConfig:
         half = half.model_copy(update={"engine_kwargs": alone.engine_kwargs})
         config = config.model_copy(update={"prefill": half})
     return resolved(config, nodes)
-
-
-def _disruption_budget(site: Site, budget: str, component: str, least: int) -> dict[str, Any]:
-    """least: pods that must stay."""
-    return part("disruption_budget", name=site.name, component=component, budget=budget, least=least)
 
 
 class _Dumper(yaml.SafeDumper):

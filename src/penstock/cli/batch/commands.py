@@ -45,14 +45,12 @@ class _InputFirst(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or args[0] not in self.commands:
-            self._refuse_misspelt(ctx, *args[:1])
+            word = args[0] if args else ""
+            meant = difflib.get_close_matches(word, self.commands, 1)
+            if meant and word.isidentifier() and not Path(word).exists():
+                ctx.fail(f"There is no file {word!r}, and no such command. Did you mean {meant[0]!r}?")
             args = ["run", *(args or ["--help"])]
         return super().parse_args(ctx, args)
-
-    def _refuse_misspelt(self, ctx: Any, word: str = "") -> None:
-        meant = difflib.get_close_matches(word, self.commands, 1)
-        if meant and word.isidentifier() and not Path(word).exists():
-            ctx.fail(f"There is no file {word!r}, and no such command. Did you mean {meant[0]!r}?")
 
 
 batch = typer.Typer(

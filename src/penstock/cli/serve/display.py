@@ -115,18 +115,9 @@ class Display:
         """A row that has entered a phase, or ended."""
 
 
-def display_on(
-    out: TextIO,
-    begin: float,
-    *,
-    as_json: bool = False,
-    quiet: bool = False,
-    clock: Clock = time.monotonic,
-    last: Durations | None = None,
-) -> Display:
+def display_for(out: TextIO, *, as_json: bool = False, quiet: bool = False) -> type[Display]:
     """A table that is redrawn where `out` is a terminal, else a line for each change; or JSON lines."""
-    kind = Display if quiet else JSONDisplay if as_json else Live if out.isatty() else Plain
-    return kind(out, begin, clock, last)
+    return Display if quiet else JSONDisplay if as_json else Live if out.isatty() else Plain
 
 
 class Plain(Display):

@@ -103,7 +103,7 @@ def _text(target: FleetChange, file: Path | None) -> str:
 
     if file is not None:
         read(str(file))
-        return file_text.read(file)
+        return file.read_bytes().decode()  # with its own line ends
     fleet = target.ask("GET", "fleet")["fleet"]
     # Keys that the command was given, or its environment, hold in every version; others show in the plan.
     fleet["gateway"] = {name: one for name, one in fleet.get("gateway", {}).items() if one != STARS}
@@ -164,7 +164,7 @@ def _write(file: Path, before: str, text: str, edit: Callable[[str], str], fleet
     """
     from penstock.config.fleet import file_text
 
-    if (now := file_text.read(file)) != before:
+    if (now := file.read_bytes().decode()) != before:
         _fleet(now, file)  # it can be edited only when it is right
         text = edit(now)
         if _fleet(text, file) != fleet:

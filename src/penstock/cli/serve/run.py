@@ -26,7 +26,7 @@ from penstock.cli.models.plan import ServePlan
 from penstock.cli.process import guard
 from penstock.cli.process.output import Output, redirect_output
 from penstock.cli.serve import durations, started, startup
-from penstock.cli.serve.display import Display, Plain, display_on
+from penstock.cli.serve.display import Display, Plain, display_for
 from penstock.cli.serve.greeting import greeting
 from penstock.errors import ConfigError, EngineStartFailed, Error, reason
 from penstock.json_logs import LOG_FORMAT
@@ -87,9 +87,8 @@ class _Command:
         self._began = psutil.Process(os.getppid()).create_time() - time.time() + time.monotonic()
         self._as_json = plan.gateway.log_format == "json"
         self._quiet, self._silence_s = arguments.quiet, _SILENCE_S
-        self._display: Display = display_on(
-            output.out, self._began, as_json=self._as_json, quiet=self._quiet, last=durations.last()
-        )
+        display = display_for(output.out, as_json=self._as_json, quiet=self._quiet)
+        self._display: Display = display(output.out, self._began, last=durations.last())
         self._pids: dict[str, int] = {}  # by label
         self._ending = False
         self._signalled = -_ONE_SIGNAL_S

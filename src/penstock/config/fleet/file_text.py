@@ -19,11 +19,6 @@ from penstock.errors import ConfigError
 _LINE = re.compile("[^\n\r\x85\u2028\u2029]*(?:\r\n|[\n\r\x85\u2028\u2029])")  # as YAML counts them
 
 
-def read(file: Path) -> str:
-    """The text with the file's own line ends."""
-    return file.read_bytes().decode()
-
-
 def write(file: Path, text: str) -> None:
     """Replaces the file as a whole, or leaves it as it is; it keeps its mode. Raises: OSError."""
     with tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent) as folder:

@@ -123,7 +123,9 @@ class _Reading:
             for key in map(str, data):
                 if key not in LLMConfig.model_fields and nearest(key, FORMS):
                     raise (location / key).fault(unknown("key", key, FORMS))
-        return [Application("default", self._alone(data, location))]
+        config = data if isinstance(data, LLMConfig) else LLMConfig.parse(data, location)
+        alone = LLMServingArgs.parse({"llm_configs": [config]}, location, self.seen)
+        return [Application("default", alone)]
 
     def _serve_file(self, data: Mapping[str, Any], location: Location) -> list[Application]:
         ours, serve_only = _split(data, SERVE_ONLY_IN_FILE, location)
@@ -150,11 +152,6 @@ class _Reading:
                 args = args.model_copy(update={"llm_configs": models})
             return [Application(entry.get("name", "default"), args, serve_only)]
         return []
-
-    def _alone(self, data: Any, location: Location) -> LLMServingArgs:
-        """A model by itself."""
-        config = data if isinstance(data, LLMConfig) else LLMConfig.parse(data, location)
-        return LLMServingArgs.parse({"llm_configs": [config]}, location, self.seen)
 
 
 def _inside(config: LLMConfig, runtime_env: Mapping[str, Any]) -> LLMConfig:

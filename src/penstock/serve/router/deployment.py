@@ -120,9 +120,8 @@ class RouterDeployment:
             name for name in gateway.prices if name.partition(":")[0] not in ids and name not in ids
         ]:
             raise ConfigError(f"gateway.prices names '{unknown[0]}'; the models' ids are {', '.join(ids)}.")
-        told = (
-            live.dump() if options.get("user_config") is None else None
-        )  # else the class has its own use for it
+        # Where it is set, the class has its own use for it.
+        told = live.dump() if options.get("user_config") is None else None
         changing, made_of = ({"user_config": told}, []) if told is not None else ({}, [live])
         policies = {version.source(config.routing_policy) for config in configs}
         made_of += [sorted(policies), gateway.port, gateway.log_format]
