@@ -23,6 +23,7 @@ from starlette.responses import Response
 from penstock.asgi import ASGIApp, Receive, Scope, Send, with_body
 from penstock.config import GatewayConfig, LLMConfig
 from penstock.errors import ConfigError
+from penstock.openai.paths import METHODS, UPLOADS
 from penstock.serve.gateway.catalogue import LiveState, ServedModel
 from penstock.serve.replica.handles import multipart
 from penstock.serve.replica.single_model import ASGIResponse
@@ -33,13 +34,8 @@ Endpoints = Mapping[str, Callable[[FastAPI], Callable[..., Any]]]
 """By a method's name, what registers it: `{"chat": lambda app: app.post("/v1/chat/completions")}`."""
 
 _PATHS = {
-    "completions": "/v1/completions",
-    "chat": "/v1/chat/completions",
-    "embeddings": "/v1/embeddings",
-    "transcriptions": "/v1/audio/transcriptions",
-    "score": "/v1/score",
-    "tokenize": "/tokenize",
-    "detokenize": "/detokenize",
+    name: (METHODS | UPLOADS)[name]
+    for name in ("completions", "chat", "embeddings", "transcriptions", "score", "tokenize", "detokenize")
 }
 
 _OF_THE_BODY = (b"content-type", b"transfer-encoding")
