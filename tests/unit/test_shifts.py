@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -202,6 +203,28 @@ def test_a_move_ends_and_another_model_is_answered_wherever_it_is_held_or_fails(
 
     no_application = failing(KeyError("next"), "_reach")
     assert disturbed(moves, (held, no_application), also=("_begin", "_take_over", "_shift")) >= 3
+
+
+async def test_a_model_that_is_removed_while_it_is_looked_for_is_not_followed(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def find(name: str, application: str) -> str:
+        looked.set()
+        removed.wait(20)
+        return application
+
+    there, looked, removed = Serve(monkeypatch), threading.Event(), threading.Event()
+    there.wanted = {"m": "next"}
+    shifts = TrafficShifts(there.table, {"m": "own"}, find, there)
+    shifts.start()
+    try:
+        await until(looked.is_set)
+        shifts.follow({})
+        removed.set()
+        await until(lambda: shifts._begun)
+        assert there.seen == {}
+    finally:
+        shifts.close()
 
 
 @pytest.mark.parametrize("moves", [True, False], ids=["while it moves", "at home"])

@@ -203,13 +203,13 @@ class TrafficShifts:
 
         Raises: what Serve raises if there is none; TimeoutError.
         """
-        handles = self._models[model].handles
-        if application not in handles:
+        known = self._models[model]
+        if application not in known.handles:
             async with asyncio.timeout(_REACH_S):  # Serve's controller may be away
-                handles[application] = await asyncio.to_thread(
-                    self._find_handle, deployment_name(model), application
-                )
-            self._watch(model, application, handles[application])
+                handle = await asyncio.to_thread(self._find_handle, deployment_name(model), application)
+            if self._models.get(model) is known:  # it was not removed meanwhile
+                known.handles[application] = handle
+                self._watch(model, application, handle)
 
     def _is_ready(self, model: str, application: str) -> bool:
         members = self._models[model].members.get(application, {})
