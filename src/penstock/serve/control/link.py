@@ -25,6 +25,7 @@ from penstock.openai import errors
 from penstock.serve.control.state import FOLLOW_S, GONE_S, Done, GatewayStatus, ReplicaStatus, Routes, Update
 from penstock.serve.http import direct_writer
 from penstock.serve.http.private_listener import ListenerClient
+from penstock.serve.tenancy.usage import Settlement, Totals
 from penstock.transport.connection import ReplicaConnection
 from penstock.transport.link import CHUNKED, read, read_lines, request_head
 
@@ -35,6 +36,7 @@ PATH = "/_penstock/control"
 
 _FIND_S = 5.0
 _AGAIN_S = 1.0
+_SETTLE_S = 5.0
 _SHIFTING_S = 0.2  # between two reports of a gateway that moves a model, or has a canary
 _WARN_S = 30.0  # without control before a warning is logged: a restart of control takes less
 
@@ -176,6 +178,11 @@ class ControlLink:
             self._client.forget()
             raise errors.parsed(answer)
         return msgspec.json.decode(answer)
+
+    async def settle(self, settlement: Settlement) -> Totals:
+        """Has control store usage. Raises: as `ask`."""
+        found = await self.ask("settle", msgspec.to_builtins(settlement), _SETTLE_S)
+        return msgspec.convert(found, Totals)
 
     async def _exchange(
         self, status: Callable[[], ReplicaStatus | GatewayStatus], heard: Callable[[bytes], None]

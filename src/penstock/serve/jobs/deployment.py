@@ -37,7 +37,7 @@ from penstock.serve.gateway.routing_features import sticky_key
 from penstock.serve.gateway.tenants.registry import Tenants, read_keys
 from penstock.serve.http.private_listener import PrivateListener
 from penstock.serve.routing.split import Splits
-from penstock.serve.tenancy.usage import Settlement, Totals, UsageRow
+from penstock.serve.tenancy.usage import UsageRow
 from penstock.serve.updates import Updates
 
 if TYPE_CHECKING:  # `penstock.jobs` is loaded in the process itself
@@ -48,8 +48,7 @@ if TYPE_CHECKING:  # `penstock.jobs` is loaded in the process itself
 NAME = "LLMJobs"
 _PAUSE_S = 0.5
 _IDLE_S = 60.0
-_SETTLE_S = 5.0
-_CANARY_S = 1.0
+_CANARY_S, _ANSWER_S = 1.0, 5.0
 
 HEALTH_CHECKS: Mapping[str, Any] = {"health_check_period_s": 1.0, "health_check_timeout_s": 1.7}
 """Of processes without an engine. Serve replaces them after three failures in a row: 5 to 6 s of silence."""
@@ -97,7 +96,7 @@ class LLMJobs:
         self._find_models(live)
         context = ray.get_runtime_context()
         self._control = ControlLink(serve.get_deployment_handle(CONTROL, app_name), context.get_node_id())
-        self._tenants = Tenants(live.gateway, self._settle) if live.gateway.keyed else None
+        self._tenants = Tenants(live.gateway, self._control.settle) if live.gateway.keyed else None
         self._fleet = Fleet(app_name, live.deployments, self._resolve)
         self._fleet.isolate_cache = live.gateway.isolate_cache
         self._service = JobService(
@@ -142,7 +141,7 @@ class LLMJobs:
         if found is not None and tenants is not None:
             tenants.follow(live.gateway, found)
         elif found is not None:
-            new = Tenants(live.gateway, self._settle)
+            new = Tenants(live.gateway, self._control.settle)
             await new.start()
             self._tenants = new
         elif tenants is not None:
@@ -158,7 +157,7 @@ class LLMJobs:
         while True:
             with suppress(Error, msgspec.ValidationError):
                 if self._splits.has_canary:
-                    found = await self._control.ask("canaries", {}, _SETTLE_S)
+                    found = await self._control.ask("canaries", {}, _ANSWER_S)
                     self._splits.hear(msgspec.convert(found, dict[str, CanaryState]))
             await asyncio.sleep(_CANARY_S)
 
@@ -181,10 +180,6 @@ class LLMJobs:
             return model.id, adapter
 
         return find
-
-    async def _settle(self, settlement: Settlement) -> Totals:
-        found = await self._control.ask("settle", msgspec.to_builtins(settlement), _SETTLE_S)
-        return msgspec.convert(found, Totals)
 
     def _count(self, record: BatchRecord, counts: RowCounts) -> bool:
         """What a tenant's batch has completed. Returns whether its budget is used up."""

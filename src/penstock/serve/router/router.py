@@ -60,7 +60,6 @@ _KNOWN_S, _LOOK_S = 1.0, 0.02
 """How long a gateway that starts waits to know its replicas. Until then `/health` would answer 503."""
 
 _STATUS_S = 15.0  # for an answer by control that waits for no replica
-_SETTLE_S = 5.0
 _FLEET_S = 120.0  # engines are asked about their arguments
 _START_S = 60.0  # for a replica that Serve starts to say so
 _WAKE_S = 2 * TIMEOUT_S + 60.0  # one model goes to sleep, and another one wakes
@@ -107,7 +106,7 @@ class LLMRouter:
             routers=self._routers(live),
             shared_figures=figures if gateway.processes > 1 else None,
             jobs=self._jobs,
-            settle=self._settle if control is not None else own_store(app_name, gateway.port),
+            settle=self._control.settle if self._control else own_store(app_name, gateway.port),
         )
         await self.gateway.start()
         self._shifts.start(self.gateway.splits)
@@ -197,12 +196,6 @@ class LLMRouter:
         ):
             about = {"model": model_id, "idle_s": self.gateway.idle_s()}
             await self._control.ask("wake", about, _WAKE_S)
-
-    async def _settle(self, settlement: Settlement) -> Totals:
-        """Control stores usage. Raises: Unavailable."""
-        assert self._control is not None
-        found = await self._control.ask("settle", msgspec.to_builtins(settlement), _SETTLE_S)
-        return msgspec.convert(found, Totals)
 
     async def _operate(self, operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Asks control. Raises: what control raises, such as BadRequest; Unavailable."""
