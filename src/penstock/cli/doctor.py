@@ -41,7 +41,8 @@ def doctor(as_json: Json = False) -> int:
         return int(bool(wrong))
     for name, value in found.items():
         for one in (value or ["none"]) if isinstance(value, list) else [value or "not installed"]:
-            print(f"{name.removesuffix('_bytes').replace('_', ' '):<16}{_shown(name, one)}")
+            shown = decimal(one) if name.endswith("_bytes") else one
+            print(f"{name.removesuffix('_bytes').replace('_', ' '):<16}{shown}")
     print("\n".join(f"\n{text}" for text in wrong or ["Nothing is wrong."]))
     return int(bool(wrong))
 
@@ -64,10 +65,6 @@ def _machine() -> dict[str, Any]:
         "disk_free_bytes": shutil.disk_usage(there).free,
         "set": [name for name in _KEYS if os.environ.get(name)],
     }
-
-
-def _shown(name: str, value: Any) -> str:
-    return decimal(value) if name.endswith("_bytes") else str(value)
 
 
 def troubles(found: dict[str, Any]) -> Iterator[str]:

@@ -52,7 +52,8 @@ def chat(
     for path in file or ():
         talk.attach(path)
     if interactive := sys.stdin.isatty():
-        _edit_lines()
+        with contextlib.suppress(ImportError):  # arrow keys and history, where Python was built with them
+            import readline  # noqa: F401  # pyright: ignore[reportUnusedImport]
         print(f"{model} at {service.url}. Ctrl-C stops an answer, Ctrl-D ends, /help shows more.")
     failed = False
     for line in _questions(interactive):
@@ -207,9 +208,3 @@ def _questions(interactive: bool) -> Iterator[str]:
             return
         if line.strip():
             yield line.rstrip()
-
-
-def _edit_lines() -> None:
-    """Arrow keys and history at the prompt, where Python was built with them."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  # pyright: ignore[reportUnusedImport]

@@ -16,7 +16,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from types import FrameType
 
 from penstock.cli.process.failure import crashed
@@ -50,14 +50,15 @@ def guarded(work: Work, *, stop_s: float) -> int:
         )
     adopt_orphans()
     read_fd, write_fd = os.pipe()
-    with _blocked(STOPS):  # a signal between fork and handler would end one of the two
-        child = os.fork()
-        if child == 0:
-            os.setsid()
-            os.close(write_fd)
-        else:
-            os.close(read_fd)
-            _pass_on_signals(child, write_fd, stop_s)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # between fork and handler one would end one of the two
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.close(write_fd)
+    else:
+        os.close(read_fd)
+        _pass_on_signals(child, write_fd, stop_s)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     if child == 0:
         _exit_with(work, read_fd)
     code = _wait_for(child)
@@ -65,15 +66,6 @@ def guarded(work: Work, *, stop_s: float) -> int:
         signal.signal(signum, signal.SIG_IGN)  # the rest takes at most 4 s
     end_descendants()
     return code
-
-
-@contextlib.contextmanager
-def _blocked(signals: tuple[signal.Signals, ...]) -> Generator[None]:
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
 
 
 def _exit_with(work: Work, read_fd: int) -> None:

@@ -62,15 +62,11 @@ class Output:
 def redirect_output(log: Path | None) -> Output:
     """Copies of stdout and stderr; what is written to the originals goes to `log` from now on."""
     output = Output(TerminalWriter(os.dup(1)), TerminalWriter(os.dup(2)), log)
-    _append(output.err.fileno())
+    err = output.err.fileno()  # several processes write to it: in a file, none may write over another's lines
+    fcntl.fcntl(err, fcntl.F_SETFL, fcntl.fcntl(err, fcntl.F_GETFL) | os.O_APPEND)
     if log is not None:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         os.close(descriptor)
     return output
-
-
-def _append(descriptor: int) -> None:
-    """Several processes write to it: in a file, none may write over another's lines."""
-    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_APPEND)
