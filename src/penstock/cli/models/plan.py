@@ -74,8 +74,10 @@ def make_plan(arguments: Arguments) -> ServePlan:
     ]
     if problems := names.problems(configs):
         raise config_error(problems)
-    if len(configs) > 1:
-        _refuse_for_several(configs, arguments)
+    of_one = "--served-model-name" if arguments.served_model_name else "".join(arguments.engine_words[:1])
+    if of_one and len(configs) > 1:
+        ids = ", ".join(config.model_id for config in configs)
+        raise ConfigError(f"{of_one} applies to one model, but {len(configs)} are given ({ids}).")
     if arguments.watch and not any(map(is_file, arguments.sources)):
         raise ConfigError("--watch needs a config file to watch.")
     gateway = _gateway([application.args.gateway for application in applications], arguments)
@@ -129,13 +131,6 @@ def _overridden(config: LLMConfig, arguments: Arguments) -> LLMConfig:
         }
         changes["deployment_config"] = {**kept, "num_replicas": arguments.replicas}
     return _changed(config, **changes) if changes else config
-
-
-def _refuse_for_several(configs: Sequence[LLMConfig], arguments: Arguments) -> None:
-    option = "--served-model-name" if arguments.served_model_name else "".join(arguments.engine_words[:1])
-    if option:
-        ids = ", ".join(config.model_id for config in configs)
-        raise ConfigError(f"{option} applies to one model, but {len(configs)} are given ({ids}).")
 
 
 def _gateway(given: Sequence[GatewayConfig], arguments: Arguments) -> GatewayConfig:

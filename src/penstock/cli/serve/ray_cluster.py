@@ -141,14 +141,11 @@ def cpus_needed(configs: Iterable[LLMConfig]) -> int:
     configs = list(configs)
     deployed = [half for config in configs for half in halves(config)]
     options = [half.get_serve_options() for half in deployed] + preprocessors(deployed)
-    return math.ceil(sum(most_replicas(each) * _cpus(each) for each in options))
+    cpus = (most_replicas(one) * sum(bundle.get("CPU", 0) for bundle in reserved(one)) for one in options)
+    return math.ceil(sum(cpus))
 
 
 def preprocessors(configs: Iterable[LLMConfig]) -> list[dict[str, Any]]:
     """Serve's options of those that are deployments of their own."""
     options = [own_deployment(config.preprocessor_options) for config in configs]
     return [each for each in options if each is not None]
-
-
-def _cpus(options: dict[str, Any]) -> float:
-    return sum(bundle.get("CPU", 0) for bundle in reserved(options))

@@ -191,7 +191,10 @@ def _sentence(detail: ErrorDetails, path: Path, known: list[str]) -> str:
         return str(facts.get("error", detail["msg"]))
     shown = "" if any(is_secret(str(part)) or part == "env_vars" for part in path) else f" {show(given)}"
     if kind == "literal_error":
-        return _not_allowed(given, str(facts["expected"]), shown)
+        expected = str(facts["expected"])
+        guess = nearest(given, re.findall(r"'([^']*)'", expected)) if isinstance(given, str) else None
+        hint = f" Did you mean {guess!r}?" if guess else ""
+        return f"{shown.strip() or 'the value'} is not allowed; must be {expected}.{hint}"
     if kind in _WANTED:
         # YAML reads `model_id: 7` as a number and `HF_HUB_OFFLINE: yes` as true.
         quotes = " Write it in quotes." if kind == "string_type" and isinstance(given, int | float) else ""
@@ -202,13 +205,6 @@ def _sentence(detail: ErrorDetails, path: Path, known: list[str]) -> str:
     if kind in ("string_too_short", "too_short"):
         return "is empty; it must not be."
     return f"{detail['msg']}{f'; got{shown}' if shown else ''}."
-
-
-def _not_allowed(given: object, expected: str, shown: str) -> str:
-    guess = nearest(given, re.findall(r"'([^']*)'", expected)) if isinstance(given, str) else None
-    return f"{shown.strip() or 'the value'} is not allowed; must be {expected}." + (
-        f" Did you mean {guess!r}?" if guess else ""
-    )
 
 
 def show(value: object) -> str:

@@ -17,7 +17,7 @@ from penstock.config.messages.location import Location
 from penstock.config.messages.problems import CheckedDict, unknown
 from penstock.config.schema.deployment import Deployment, Environment
 from penstock.config.schema.env_vars import layered, with_variables
-from penstock.config.schema.prefill import PrefillConfig
+from penstock.config.schema.prefill import OVERRIDES, PrefillConfig
 from penstock.config.schema.processing import (
     ClassOrPath,
     Hook,
@@ -376,7 +376,8 @@ class LLMConfig(RootConfig):
                 f"prefill and decode must be one model on one engine, not {half.model_id!r} on "
                 f"{half.engine_name!r} and {self.model_id!r} on {self.engine_name!r}."
             )
-        return self.model_copy(update={"prefill": PrefillConfig.from_half(half)})
+        prefill = PrefillConfig.parse({name: getattr(half, name) for name in OVERRIDES}, half.location)
+        return self.model_copy(update={"prefill": prefill})
 
     def with_secrets(self, variables: Mapping[str, str]) -> Self:
         """The same config, carrying these variables to the replica: no option that Serve shows has them."""

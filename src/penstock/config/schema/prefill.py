@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 from pydantic import field_validator
 
@@ -38,13 +38,6 @@ class PrefillConfig(RootConfig):
                 "autoscaling_config.min_replicas must be at least 1: no request waits for prefill."
             )
         return options
-
-    @classmethod
-    def from_half(cls, half: RootConfig) -> Self:
-        """Prefill by replicas of the model config `half`."""
-        given = cls(**{name: getattr(half, name) for name in OVERRIDES})
-        given._location = half.location
-        return given
 
 
 OVERRIDES = tuple(name for name in PrefillConfig.model_fields if name != "min_prompt_tokens")
