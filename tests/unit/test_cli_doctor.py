@@ -56,8 +56,10 @@ def test_what_will_be_trouble_is_one_sentence_with_what_to_do(changed: dict[str,
 def test_it_shows_names_of_keys_and_no_key(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)  # of tests with an engine in the same process
     monkeypatch.setenv("PENSTOCK_API_KEY", "a-secret")
+    monkeypatch.setattr(doctor, "_SHARED_MEMORY", Path("/no/folder"))  # as where there is no Linux
     shown = CliRunner().invoke(app, ["doctor"]).stdout
     assert "PENSTOCK_API_KEY" in shown
+    assert "shared memory   0 bytes" in shown
     assert "a-secret" not in shown
     told = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
     assert told["cpus"] == len(os.sched_getaffinity(0))

