@@ -29,7 +29,7 @@ from penstock.data.backends.engine_config import engine_identity, lacks_chat_tem
 from penstock.data.job import manifest
 from penstock.data.job.api import make_worker_pool
 from penstock.data.job.job import Job
-from penstock.data.job.preview import Preview, preview
+from penstock.data.job.preview import preview
 from penstock.data.job.report import BUDGET, JobReport, Limits, Prices, RunStats, report
 from penstock.data.job.spec import EngineSpec, JobSpec
 from penstock.data.job.validation import continued, find_job_input, finished_report
@@ -100,6 +100,8 @@ def _run(batch_run: BatchRun, signals_fd: int, output: Output) -> int:
     if (done := finished_report(before, spec, retry_failed=batch_run.retry_failed)) is not None:
         print(f"penstock batch: '{batch_run.output}' is finished; nothing was run.", file=output.err)
         return _ended(batch_run, done, output, whole=False)
+    given = options.price_input, options.price_output
+    prices = Prices(given[0] or 0.0, given[1] or 0.0) if given != (None, None) else None
     meter = Meter(output.err)
     with meter.bar:
         pool = make_worker_pool(
@@ -115,16 +117,11 @@ def _run(batch_run: BatchRun, signals_fd: int, output: Output) -> int:
             pool,
             limits=Limits(options.max_seconds, options.max_total_tokens, options.max_failures),
             listener=meter,
-            prices=_prices(options),
+            prices=prices,
             retry_failed=batch_run.retry_failed,
         )
         done = asyncio.run(_signalled(job, signals_fd, meter))
     return _ended(batch_run, done, output)
-
-
-def _prices(options: RunOptions) -> Prices | None:
-    given = options.price_input, options.price_output
-    return Prices(given[0] or 0.0, given[1] or 0.0) if given != (None, None) else None
 
 
 def _ended(batch_run: BatchRun, done: JobReport, output: Output, *, whole: bool = True) -> int:
@@ -289,11 +286,6 @@ def dry_run(spec: JobSpec) -> int:
     """Exit code: 0 when every row can become a request."""
     config = config_of(spec.engines)
     found = preview(spec if config is None else _without_chat(spec, config), config)
-    _print(found)
-    return _FAILED if found.faults else 0
-
-
-def _print(found: Preview) -> None:
     if found.note:
         print(found.note)
     for number, prompt in found.prompts:
@@ -306,6 +298,7 @@ def _print(found: Preview) -> None:
         print(f"{found.skipped:,} rows are skipped: the columns of the prompt are empty.")
     if (more := found.rows - found.good - found.skipped - len(found.faults)) > 0:
         print(f"And {more:,} more rows that cannot.", file=sys.stderr)
+    return _FAILED if found.faults else 0
 
 
 def status(output: str, *, as_json: bool) -> int:
@@ -313,10 +306,11 @@ def status(output: str, *, as_json: bool) -> int:
     journal = Job.load_spec(output).journal
     found = manifest.read(journal)
     assert found is not None
+    ended = found.stop_reason or ("running" if is_locked(journal) else "interrupted")
     spool = temporary_folder("batch")
     try:
         index = Index(journal, spool)
-        now = report(output, _state(found, journal), index, RunStats(total=found.total), [], None)
+        now = report(output, ended, index, RunStats(total=found.total), [], None)
         index.close()
     finally:
         shutil.rmtree(spool, ignore_errors=True)
@@ -328,9 +322,3 @@ def status(output: str, *, as_json: bool) -> int:
     else:
         print("\n".join(shown(now, whole=False)))
     return 0
-
-
-def _state(found: manifest.JobManifest, journal: StoragePath) -> str:
-    if found.stop_reason is not None:
-        return found.stop_reason
-    return "running" if is_locked(journal) else "interrupted"
