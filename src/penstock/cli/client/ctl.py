@@ -88,8 +88,17 @@ def status(context: typer.Context, as_json: Json = False) -> None:
     found = target.ask("GET", f"status{query}", None, target.timeout_s + _SLACK_S)
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
-    else:
-        _show_status(found)
+        return
+    for model, state in found.items():
+        print(f"{model}  desired: {_state(state['desired'])}")
+        for replica_id, one in state["replicas"].items():
+            role = f"{one['role']}, " if "role" in one else ""
+            actual = f"{role}{one['actual']}, weights {one['weights']}"
+            desired = "" if one["reached"] else f"; desired: {_state(one['desired'])}"
+            error = f"; failed: {one['error']}" if "error" in one else ""
+            batch = one.get("batch")
+            shares = f"; batch: {batch['requests']} requests, {batch['limit']} may run" if batch else ""
+            print(f"  {replica_id}  {actual}{desired}{error}{shares}")
 
 
 @ctl.command(cls=_Command)
@@ -186,19 +195,6 @@ def _perform(target: ReplicaTarget, operation: str, **arguments: Any) -> int:
 
 def _result(result: Any) -> str:
     return "done" if result is None else result if isinstance(result, str) else json.dumps(result)
-
-
-def _show_status(found: dict[str, Any]) -> None:
-    for model, state in found.items():
-        print(f"{model}  desired: {_state(state['desired'])}")
-        for replica_id, one in state["replicas"].items():
-            role = f"{one['role']}, " if "role" in one else ""
-            actual = f"{role}{one['actual']}, weights {one['weights']}"
-            desired = "" if one["reached"] else f"; desired: {_state(one['desired'])}"
-            error = f"; failed: {one['error']}" if "error" in one else ""
-            batch = one.get("batch")
-            shares = f"; batch: {batch['requests']} requests, {batch['limit']} may run" if batch else ""
-            print(f"  {replica_id}  {actual}{desired}{error}{shares}")
 
 
 def _state(desired: dict[str, Any]) -> str:

@@ -30,7 +30,10 @@ def in_gangs(config: LLMConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     if problems := list(_problems(config, size)):
         raise config_error(problems)
     gang: Mapping[str, Any] = options.get("gang_scheduling_config") or {}
-    found: dict[str, Any] = {"gang_scheduling_config": {**_spread(config, size), **gang, "gang_size": size}}
+    # Ray packs a gang on as few nodes as it can, unless it is to have fewer replicas on each.
+    per_node = config.experimental_configs.get("dp_size_per_node") or size
+    spread = {"gang_placement_strategy": "SPREAD"} if per_node < size else {}
+    found: dict[str, Any] = {"gang_scheduling_config": {**spread, **gang, "gang_size": size}}
     return found | multiplied(options, size)
 
 
@@ -43,12 +46,6 @@ def multiplied(options: Mapping[str, Any], size: int) -> dict[str, Any]:
     names = ("min_replicas", "initial_replicas", "max_replicas")
     scaled = {name: size * counts[name] for name in names if counts.get(name) is not None}
     return {"autoscaling_config": {**scaling, **scaled}}
-
-
-def _spread(config: LLMConfig, size: int) -> dict[str, str]:
-    """Ray packs a gang on as few nodes as it can, unless it is to have fewer replicas on each."""
-    per_node = config.experimental_configs.get("dp_size_per_node") or size
-    return {"gang_placement_strategy": "SPREAD"} if per_node < size else {}
 
 
 def _problems(config: LLMConfig, size: int) -> Iterator[str]:

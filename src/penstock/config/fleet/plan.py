@@ -156,7 +156,8 @@ def _model(
     either = new or old
     assert either is not None
     replicas = (_replicas(old) if old else 0, _replicas(new) if new else 0)
-    needs = _needs(either, nodes)
+    bundles = reserved(either.get_serve_options(nodes=nodes))  # of one replica
+    needs = {unit: sum(bundle.get(unit, 0) for bundle in bundles) for unit in _UNITS}
     named = partial(ModelPlan, either.model_id, replicas=replicas, gpus=needs.get("GPU", 0.0))
     if old is None:
         return named("added")
@@ -234,12 +235,6 @@ def _replicas(config: LLMConfig) -> int:
     scaling = autoscaling(config.deployment_config)
     least, _ = replica_range({**config.deployment_config, "autoscaling_config": scaling})
     return least * gang_size(config)
-
-
-def _needs(config: LLMConfig, nodes: Nodes | None) -> dict[str, float]:
-    """GPUs and CPUs of one replica."""
-    bundles = reserved(config.get_serve_options(nodes=nodes))
-    return {unit: sum(bundle.get(unit, 0) for bundle in bundles) for unit in _UNITS}
 
 
 def _surge(config: LLMConfig, replicas: int, needs: Mapping[str, float], room: dict[str, float]) -> int:

@@ -55,9 +55,11 @@ class PageFilter:
         origins = config.cors.origins if config.cors else []
         self._all = "*" in origins
         self._origins = frozenset(origins)
-        own = config.port is not None and _is_loopback(config.host)
+        address = _address(config.host)
+        is_loopback = address.is_loopback if address else config.host == "localhost"
         known = {config.host, socket.gethostname(), *(urlsplit(origin).hostname or "" for origin in origins)}
-        self._hosts = frozenset(name.lower() for name in known) if own else None
+        own_port = config.port is not None and is_loopback
+        self._hosts = frozenset(name.lower() for name in known) if own_port else None
 
     def check(self, fields: Mapping[bytes, bytes]) -> None:
         """Raises: Forbidden."""
@@ -91,8 +93,3 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(name)
     except ValueError:
         return None
-
-
-def _is_loopback(host: str) -> bool:
-    address = _address(host)
-    return address.is_loopback if address else host == "localhost"
