@@ -81,30 +81,26 @@ def test_killed_work_is_reported_as_a_shell_would(guarded: Guarded):
     assert guarded("def work(told): os.kill(os.getpid(), signal.SIGKILL)").wait(20) == 128 + 9
 
 
-def test_what_the_work_leaves_behind_is_ended(guarded: Guarded):
-    process = guarded(
-        """
+LEAVES = {
+    "a child": """
         def work(told):
             command = [sys.executable, "-c", STUBBORN]
             left = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
             left.stdout.readline()  # "up": it ignores SIGTERM by now
             print(left.pid, flush=True)
             return 0
-        """
-    )
-    left = psutil.Process(int(lines(process, 1)[0]))
-    assert process.wait(20) == 0
-    assert wait_gone([left]) == []
-
-
-def test_grandchild_that_lost_its_parent_is_ended(guarded: Guarded):
-    process = guarded(
-        """
+    """,
+    "a grandchild that lost its parent": """
         def work(told):
             subprocess.run([sys.executable, "-c", ORPHAN_MAKER], start_new_session=True)
             return 0
-        """
-    )
+    """,
+}
+
+
+@pytest.mark.parametrize("work", LEAVES.values(), ids=LEAVES)
+def test_what_the_work_leaves_behind_is_ended(guarded: Guarded, work: str):
+    process = guarded(work)
     left = psutil.Process(int(lines(process, 1)[0]))
     assert process.wait(20) == 0
     assert wait_gone([left]) == []
