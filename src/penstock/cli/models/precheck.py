@@ -77,14 +77,20 @@ def checked(plan: ServePlan, address: str | None, command: CommandOptions = SERV
         plan = read_quick_words(plan, command)
     except ConfigError as error:
         raise _joined(error, found.found) from error
-    with found.collecting():  # what would certainly end the start of a model that is in a folder here
-        examined = fitting.examined(plan)
-        found.found += dict.fromkeys(text for one in examined for text in start.certain(*one))
+    with found.collecting():
+        _refuse_certain(plan)
     found.raise_any()
     configs = [half for config in plan.configs for half in halves(config)]
     if lacking := [text for one in configs if (text := missing_engine(one))]:
         raise EngineStartFailed("\n".join(dict.fromkeys(lacking)))
     return plan
+
+
+def _refuse_certain(plan: ServePlan) -> None:
+    """Raises: ConfigError for what would certainly end the start of a model that is in a folder here."""
+    problems = [text for config, found in fitting.examined(plan) for text in start.certain(config, found)]
+    if problems:
+        raise config_error(dict.fromkeys(problems))
 
 
 def missing_engine(config: LLMConfig) -> str | None:
