@@ -1,5 +1,7 @@
 """GatewayConfig: its limits, and where its key comes from."""
 
+import math
+
 import pytest
 
 from penstock.config import GatewayConfig, Settings
@@ -99,6 +101,7 @@ def test_a_name_is_one_from_its_first_character_to_its_last(name: str):
         GatewayConfig.parse({"keys": [{"tenant": name, "name": "n", "hash": f"sha256:{64 * '0'}"}]})
 
 
-def test_prices_are_finite():
+@pytest.mark.parametrize("config", [{"prices": {"m": {"input": math.inf}}}, {"request_timeout_s": math.inf}])
+def test_numbers_are_finite(config):
     with pytest.raises(ConfigError, match="must be a finite number"):
-        GatewayConfig.parse({"prices": {"m": {"input": float("inf")}}})
+        GatewayConfig.parse(config)

@@ -5,7 +5,6 @@ Nothing is imported here: a class is known by its import path until the model is
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
@@ -25,8 +24,10 @@ _SERVES_OWN = "PowerOfTwoChoicesRequestRouter"
 class PrefixRouterOptions(StrictModel):
     """`request_router_kwargs` of `penstock.serve.request_router.PrefixCacheAffinityRouter`."""
 
-    imbalanced_threshold: float = setting(
-        math.inf, "Requests by which the cache's replica may be busier than another one.", ge=0
+    imbalanced_threshold: float | None = optional(
+        "Requests by which the cache's replica may be busier than another one; without it, any number.",
+        ge=0,
+        allow_inf_nan=True,
     )
     match_rate_threshold: float = setting(
         0.0, "Share of the prompt below which a cached prefix does not count.", ge=0, le=1

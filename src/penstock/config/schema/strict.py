@@ -54,7 +54,10 @@ Name = Annotated[
 class StrictModel(BaseModel):
     """A section of a config. Built by its name it raises `ConfigError`, never pydantic's error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+    # An infinite number would be lost on its way to other processes: JSON has none.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, protected_namespaces=(), allow_inf_nan=False
+    )
 
     def __init__(self, /, **values: Any) -> None:
         """Raises: ConfigError with every fault of `values`."""

@@ -106,12 +106,10 @@ class LimitsConfig(StrictModel):
         "What requests of a calendar month, in UTC, may cost by `gateway.prices`. One that may cost more "
         "than is left is refused.",
         gt=0,
-        allow_inf_nan=False,
     )
     warn_cost_per_month: float | None = optional(
         "Cost of a month from which answers have the header `x-penstock-budget`, and the log a warning.",
         gt=0,
-        allow_inf_nan=False,
     )
     max_tokens: int | None = optional(
         "Longest answer that a request may ask for, and that one gets which does not say.", gt=0, le=_MOST
@@ -121,14 +119,12 @@ class LimitsConfig(StrictModel):
 class PriceConfig(StrictModel):
     """What requests to one model cost, in any currency, for a million tokens. Up to 6 decimals count."""
 
-    input: float = setting(0.0, "Prompts.", ge=0, allow_inf_nan=False)
+    input: float = setting(0.0, "Prompts.", ge=0)
     cached_input: float | None = optional(
-        "What of prompts was in the prefix cache; without it, as `input`.", ge=0, allow_inf_nan=False
+        "What of prompts was in the prefix cache; without it, as `input`.", ge=0
     )
-    output: float = setting(0.0, "Answers.", ge=0, allow_inf_nan=False)
-    audio_second: float = setting(
-        0.0, "One second of audio that is transcribed or translated.", ge=0, allow_inf_nan=False
-    )
+    output: float = setting(0.0, "Answers.", ge=0)
+    audio_second: float = setting(0.0, "One second of audio that is transcribed or translated.", ge=0)
 
 
 _Url = Annotated[

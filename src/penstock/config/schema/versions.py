@@ -23,10 +23,7 @@ class VersionEntry(StrictModel):
 
     name: Name = Field(description="The part behind the `@` in `qwen@b`, by which it can be asked for alone.")
     weight: float = setting(
-        1.0,
-        "Its share of the model's requests, beside the other weights. 0 for none.",
-        ge=0,
-        allow_inf_nan=False,
+        1.0, "Its share of the model's requests, beside the other weights. 0 for none.", ge=0
     )
 
 
@@ -37,7 +34,7 @@ class CanaryConfig(StrictModel):
     steps: list[Annotated[float, Field(gt=0, le=100)]] = setting(
         [5.0, 25.0, 50.0, 100.0], "Its share of the requests in each step, in percent.", min_length=1
     )
-    step_s: float = setting(300.0, "How long a step takes at least.", gt=0, allow_inf_nan=False)
+    step_s: float = setting(300.0, "How long a step takes at least.", gt=0)
     min_requests: int = setting(50, "How many requests it must get in each step before the next one.", ge=1)
     max_error_rate: float = setting(
         0.01, "How much larger a part of its requests may fail than of the others'.", ge=0, lt=1
@@ -79,7 +76,7 @@ class VersionConfig(StrictModel):
 
     of: str = Field(min_length=1, description="The name of the model.")
     name: Name = Field(description="The version's name.")
-    weight: float = setting(1.0, "Its share of the model's requests.", ge=0, allow_inf_nan=False)
+    weight: float = setting(1.0, "Its share of the model's requests.", ge=0)
     sticky: Sticky = setting("none", "As the model says it.")
     canary: CanaryConfig | None = optional("That of the model, if it is this version.")
     shadow: ShadowConfig | None = optional("That of the model, if it is this version.")

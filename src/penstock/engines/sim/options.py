@@ -33,7 +33,9 @@ class SimOptions(StrictModel):
         False, "Usage says how many tokens of the prompt were found in the cache."
     )
 
-    prefill_tokens_per_s: float = setting(20_000.0, "Speed of prefill; `.inf` makes it free.", gt=0)
+    prefill_tokens_per_s: float = setting(
+        20_000.0, "Speed of prefill; `.inf` makes it free.", gt=0, allow_inf_nan=True
+    )
     prefill_per_kv_token_ns: float = setting(
         0.0, "Nanoseconds more for each prompt token and each token before it.", ge=0
     )

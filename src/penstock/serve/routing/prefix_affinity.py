@@ -53,7 +53,7 @@ class PrefixAffinity:
             chars / BYTES_PER_TOKEN for chars in (most_chars, given.eviction_target_chars or most_chars)
         )
         self._index = PrefixIndex(most, cut_to, given.eviction_interval_secs or 0)
-        self._most_busier = given.imbalanced_threshold
+        self._most_busier = math.inf if given.imbalanced_threshold is None else given.imbalanced_threshold
         self._least_match = given.match_rate_threshold
         self._ring = Ring()
         self._adapters = AdapterRing()
