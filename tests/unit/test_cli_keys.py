@@ -16,7 +16,6 @@ from penstock.config import GatewayConfig
 from penstock.config.loading.keys_file import load
 from penstock.config.schema.tenants import KeyConfig, hashed
 from penstock.errors import ConfigError
-from penstock.serve.tenancy.keys import is_genuine
 
 KEY = "a-key-that-a-person-chose"
 
@@ -37,7 +36,7 @@ def test_a_key_is_shown_once_and_stored_as_its_hash(tmp_path: Path, name: str):
     file = tmp_path / name
     limits = ("--limit", "tokens_per_minute=1000", "--limit", "open_requests=2")
     key = create(file, "--models", "qwen,llama:legal", "--scopes", "chat,batch", "--expires", "90d", *limits)
-    assert is_genuine(key)
+    assert key.startswith("pk_")
     assert key not in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o600
     (one,) = load(file).keys
