@@ -38,7 +38,7 @@ HOUSES: dict[str, list[set[str]]] = {
         {"routing"},
         {"fleet"},
         {"control"},
-        {"http", "tenancy", "updates"},
+        {"http", "tenancy"},
     ],
     "penstock.data": [
         {"table"},

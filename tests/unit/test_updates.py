@@ -16,12 +16,12 @@ from tests.waiting import until
 
 from penstock.config import GatewayConfig
 from penstock.errors import ConfigError
+from penstock.serve.control.updates import Updates
 from penstock.serve.gateway.catalogue import LiveState, ServedModel
 from penstock.serve.gateway.tenants.registry import Tenants
 from penstock.serve.jobs.deployment import LLMJobs
 from penstock.serve.router.router import new_handle
 from penstock.serve.routing.split import Splits
-from penstock.serve.updates import Updates
 
 pytestmark = pytest.mark.parity("X27")
 
@@ -65,7 +65,7 @@ def test_the_newest_is_taken_over_wherever_one_is_held_or_fails():
 async def test_a_broken_update_is_told_once_and_tried_until_a_newer_one_comes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr("penstock.serve.updates._AGAIN_S", 0.01)
+    monkeypatch.setattr("penstock.serve.control.updates._AGAIN_S", 0.01)
     gateway = Gateway()
     gateway.state, gateway.broken = 1, {2}
     await gateway.updates.receive(2)
@@ -81,7 +81,7 @@ async def test_a_broken_update_is_told_once_and_tried_until_a_newer_one_comes(
 
 
 async def test_an_update_that_could_not_be_taken_over_is_once_it_can(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("penstock.serve.updates._AGAIN_S", 0.01)
+    monkeypatch.setattr("penstock.serve.control.updates._AGAIN_S", 0.01)
     gateway = Gateway()
     gateway.broken = {1}
     await gateway.updates.receive(1)
@@ -105,7 +105,7 @@ class Jobs(LLMJobs):
 async def test_files_and_batches_take_keys_over_once_their_file_can_be_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setattr("penstock.serve.updates._AGAIN_S", 0.01)
+    monkeypatch.setattr("penstock.serve.control.updates._AGAIN_S", 0.01)
     key, file = {"tenant": "t", "name": "n", "key": "the-first-key-of-tenant-t"}, tmp_path / "keys.yaml"
     live = LiveState((ServedModel("m", 1),), GatewayConfig(keys=[key]))
     tenants = Tenants(live.gateway, None)

@@ -31,6 +31,7 @@ from penstock.errors import BadRequest, Error
 from penstock.serve.control.link import ControlLink
 from penstock.serve.control.state import NAME as CONTROL
 from penstock.serve.control.state import CanaryState
+from penstock.serve.control.updates import Updates
 from penstock.serve.gateway.body import fields
 from penstock.serve.gateway.catalogue import Catalogue, LiveState, ServedModel
 from penstock.serve.gateway.routing_features import sticky_key
@@ -38,7 +39,6 @@ from penstock.serve.gateway.tenants.registry import Tenants, read_keys
 from penstock.serve.http.private_listener import PrivateListener
 from penstock.serve.routing.split import Splits
 from penstock.serve.tenancy.usage import UsageRow
-from penstock.serve.updates import Updates
 
 if TYPE_CHECKING:  # `penstock.jobs` is loaded in the process itself
     from penstock.jobs.records import BatchRecord

@@ -28,6 +28,7 @@ from penstock.config.schema.routing import SERVE_ROUTER
 from penstock.processes import cpu_turns
 from penstock.serve.control.link import ControlLink
 from penstock.serve.control.state import TIMEOUT_S
+from penstock.serve.control.updates import Updates
 from penstock.serve.fleet import membership
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.admin import FLEET, ORGANIZATION, STATUS, USAGE
@@ -47,7 +48,6 @@ from penstock.serve.router.traffic_shift import TrafficShifts
 from penstock.serve.tenancy.reporting import Settle
 from penstock.serve.tenancy.store import UsageStore, usage_file
 from penstock.serve.tenancy.usage import Settlement, Totals
-from penstock.serve.updates import Updates
 
 log = logging.getLogger(__name__)
 
