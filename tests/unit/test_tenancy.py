@@ -27,6 +27,7 @@ from penstock.config.schema.tenants import (
 from penstock.errors import BadRequest, Overloaded, QuotaExhausted, RateLimited
 from penstock.serve.gateway.tenants.registry import Tenants
 from penstock.serve.tenancy import limits
+from penstock.serve.tenancy import store as stores
 from penstock.serve.tenancy.keys import KeyTable, _digits, changes, new_key
 from penstock.serve.tenancy.limits import Allowance, MinuteLimit, Periods, Rate, headers
 from penstock.serve.tenancy.organization import page
@@ -384,6 +385,33 @@ def test_a_store_without_a_disk_works_in_memory(tmp_path: Path):
     store = UsageStore(tmp_path / "file" / "a.sqlite")
     Process(store).settle()
     store.close()
+
+
+def test_a_locked_file_takes_what_was_counted_once_it_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(stores, "_LOCKED_S", 0.01)
+    monkeypatch.setattr(stores, "_STILL_LOCKED_S", 0.01)
+    file = tmp_path / "a.sqlite"
+    UsageStore(file).close()
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    store = UsageStore(file)
+    store.note("somebody", "did this")
+    one = Process(store)
+    one.use(5)
+    for _ in range(2):
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            one.settle()
+    other.rollback()
+    one.settle()
+    one.use(2)
+    one.settle()
+    assert used(store)[0]["output_tokens"] == 7
+    assert "kept by gateways" in caplog.text
+    assert "lacks 'somebody: did this'" in caplog.text
+    store.close()
+    assert used(UsageStore(file))[0]["output_tokens"] == 7
 
 
 def test_a_later_process_reads_what_is_on_disk(tmp_path: Path):

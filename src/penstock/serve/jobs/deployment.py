@@ -114,12 +114,12 @@ class LLMJobs:
         self._unused.set()
         self._own: DeploymentHandle[Any] = serve.get_deployment_handle(NAME, app_name)
         self._staying: asyncio.Task[None] | None = None
+        self._following = asyncio.create_task(self._follow_canaries())
         self._listener = await PrivateListener.open(
             self._serve, NAME, context.get_node_id(), ray.util.get_node_ip_address()
         )
         if self._tenants is not None:
             await self._tenants.start()
-        self._following = asyncio.create_task(self._follow_canaries())
         await self._service.start()
         self._hold()
 

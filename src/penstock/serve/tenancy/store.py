@@ -28,6 +28,7 @@ _KEEP_S = 400 * 86_400
 _SOURCES_S = 7 * 86_400
 _SAME_S = 5.0
 _SHOWN_CHANGES = 1000
+_LOCKED_S, _STILL_LOCKED_S = 10.0, 0.5  # how long to wait for a file that another process keeps locked
 
 _TABLES = f"""
 CREATE TABLE IF NOT EXISTS usage (hour INTEGER, {", ".join(f"{name} TEXT" for name in _STORED)},
@@ -73,7 +74,7 @@ class UsageStore:
     """Safe to share between threads and processes."""
 
     def __init__(self, file: Path) -> None:
-        """Without a disk it works in memory."""
+        """Without a disk it works in memory. It takes nothing while another process has the file locked."""
         self._lock = threading.Lock()
         self._caps, self._served = Caps(), ServedElsewhere()
         self._state: tuple[Periods, Any] | None = None
@@ -81,16 +82,34 @@ class UsageStore:
         self._settlements = 0
         self._changed: dict[str, int] = {}  # by allowance, in which settlement
         self._heard: dict[str, int] = {}  # by source, until which settlement
+        self._locked: Path | None = None
+        """The file, while another process keeps it locked."""
         try:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._open(str(file))
+            self._open(str(file), _LOCKED_S)
             file.chmod(0o600)
         except (OSError, sqlite3.Error) as error:
-            log.error("%s: %s. Usage is in memory only.", file, error)
             self._open(":memory:")
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:  # or one of its kinds
+                self._locked = file
+                log.error("%s: %s. Usage is kept by gateways until the file is free.", file, error)
+            else:
+                log.error("%s: %s. Usage is in memory only.", file, error)
 
-    def _open(self, file: str) -> None:
-        self._connection = sqlite3.connect(file, timeout=10.0, isolation_level=None, check_same_thread=False)
+    def _take_file(self) -> None:
+        """Raises: sqlite3.Error while another process keeps it locked."""
+        if self._locked is not None:
+            try:
+                self._open(str(self._locked), _STILL_LOCKED_S)
+            except sqlite3.Error:
+                self._open(":memory:")
+                raise
+            self._locked = None
+
+    def _open(self, file: str, limit_s: float = 0.0) -> None:
+        self._connection = sqlite3.connect(
+            file, timeout=limit_s, isolation_level=None, check_same_thread=False
+        )
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = NORMAL")  # a crash of the machine may lose the latest
         self._connection.executescript(_TABLES)
@@ -112,6 +131,7 @@ class UsageStore:
         now = time.time() if now is None else now
         periods = Periods.at(now)
         with self._lock:
+            self._take_file()
             self._settlements += 1
             self._connection.execute("BEGIN IMMEDIATE")
             with self._connection:
@@ -160,6 +180,7 @@ class UsageStore:
         """Adds to the audit log."""
         try:
             with self._lock:
+                self._take_file()
                 self._note(who, what, time.time(), 0.0)
         except sqlite3.Error as error:  # what it is about has been done
             log.error("The audit log lacks '%s: %s': %s", who, what, error)
