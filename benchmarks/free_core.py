@@ -216,9 +216,15 @@ def _handshake(address: str) -> tuple[str, str]:
     return addresses["inputs"][0], addresses["outputs"][0]
 
 
+def _order() -> Any:
+    """What a replica gives its core: first the environment, which does not matter here."""
+    pickle.load(sys.stdin.buffer)
+    return pickle.load(sys.stdin.buffer)
+
+
 def main() -> None:
     lifeline.tie_to(os.getppid())
-    given = sys.argv[1:] or _handshake(pickle.load(sys.stdin.buffer)["handshake_address"])
+    given = sys.argv[1:] or _handshake(_order()["handshake_address"])
     options = Options(**json.loads(os.environ[OPTIONS]))
     FreeCore(given[0], given[1], options).serve()
 
