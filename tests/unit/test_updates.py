@@ -22,6 +22,8 @@ from penstock.serve.gateway.tenants.registry import Tenants
 from penstock.serve.jobs.deployment import LLMJobs
 from penstock.serve.router.router import new_handle
 from penstock.serve.routing.split import Splits
+from penstock.serve.tenancy.limits import Periods
+from penstock.serve.tenancy.usage import Settlement, Totals
 
 pytestmark = pytest.mark.parity("X27")
 
@@ -93,8 +95,9 @@ async def test_an_update_that_could_not_be_taken_over_is_once_it_can(monkeypatch
 class Jobs(LLMJobs):
     """Files and batches without their service."""
 
-    def __init__(self, live: LiveState, tenants: Tenants) -> None:
+    def __init__(self, live: LiveState, tenants: Tenants | None, settle: Any = None) -> None:
         self._live, self._tenants, self._splits = live, tenants, Splits()
+        self._control: Any = SimpleNamespace(settle=settle)
         self._updates = Updates(self._take_over, lambda why: None)
         self._service, self._fleet = SimpleNamespace(), SimpleNamespace(follow=lambda deployments: None)
 
@@ -118,6 +121,32 @@ async def test_files_and_batches_take_keys_over_once_their_file_can_be_read(
     await until(lambda: len(tenants.keys) == 2)
     assert jobs._service.line_bytes == 7
     await tenants.close()
+
+
+async def test_files_and_batches_that_are_disturbed_while_tenants_begin_have_them_after_the_next_try():
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def settle(settlement: Settlement) -> Totals:
+        asked.set()
+        await answer.wait()
+        return Totals(Periods.at(0.0), {})
+
+    live = LiveState((ServedModel("m", 1),), GatewayConfig())
+    key = {"tenant": "t", "name": "n", "key": "the-only-key-of-tenant-t"}
+    keyed = replace(live, gateway=GatewayConfig(keys=[key])).dump()
+    jobs = Jobs(live, None, settle)
+    trying = asyncio.create_task(jobs._take_over(keyed))
+    await asked.wait()
+    trying.cancel()
+    answer.set()
+    with pytest.raises(asyncio.CancelledError):
+        await trying
+    assert (jobs._live, jobs._tenants) == (live, None)
+    await jobs.reconfigure(keyed)
+    assert jobs._tenants is not None
+    assert len(jobs._tenants.keys) == 1
+    await jobs.reconfigure(live.dump())
+    assert jobs._tenants is None
 
 
 def test_a_handle_is_a_new_one_each_time(patched):

@@ -132,19 +132,25 @@ class LLMJobs:
             return
         live, tenants = LiveState.parse(user_config, self._live), self._tenants
         found = await read_keys(live.gateway) if live.gateway.keyed else None
-        self._find_models(live)
+        new = Tenants(live.gateway, self._control.settle) if found is not None and tenants is None else None
+        try:  # until it has started, nothing has changed
+            if new is not None:
+                await new.start()
+            self._find_models(live)
+        except BaseException:
+            if new is not None:
+                await new.close()
+            raise
         self._live = live
         self._service.line_bytes = live.gateway.max_body_bytes
         self._service.own_endpoints = own_endpoints(live.cards)
         self._fleet.follow(live.deployments)
         self._fleet.isolate_cache = live.gateway.isolate_cache
-        if found is not None and tenants is not None:
-            tenants.follow(live.gateway, found)
-        elif found is not None:
-            new = Tenants(live.gateway, self._control.settle)
-            await new.start()
+        if tenants is None:
             self._tenants = new
-        elif tenants is not None:
+        elif found is not None:
+            tenants.follow(live.gateway, found)
+        else:
             self._tenants = None
             await tenants.close()
 
