@@ -78,13 +78,17 @@ def header(scope: Scope, name: bytes) -> bytes:
 
 
 def passing(fields: Iterable[tuple[bytes, bytes]], never: Collection[bytes]) -> list[tuple[bytes, bytes]]:
-    """The header fields that go on to the next server, of names in lower case: those of one hop do not,
-    which `connection` may name, nor Penstock's own, nor those in `never`.
+    """The header fields that go on to the next server, of names in lower case: not those in `never`, nor
+    those that `connection` names for this hop, nor Penstock's own.
     """
     fields = list(fields)
     hops = [value.lower().split(b",") for name, value in fields if name == b"connection"]
-    here = HOP_BY_HOP.union(never, (name.strip() for names in hops for name in names))
-    return [field for field in fields if field[0] not in here and not field[0].startswith(OWN)]
+    here = {name.strip() for names in hops for name in names}
+    return [
+        field
+        for field in fields
+        if field[0] not in never and field[0] not in here and not field[0].startswith(OWN)
+    ]
 
 
 def with_body(scope: Scope, receive: Receive, body: bytes) -> tuple[Scope, Receive]:

@@ -59,12 +59,12 @@ def to_replica(method: str, target: bytes, client: Headers, own: Headers, body_b
 
 def of_handle(given: Mapping[str, str]) -> dict[str, str]:
     """Fields of a call by handle that pass: as from a client, and the request id."""
-    passing: dict[str, str] = {}
+    kept: dict[str, str] = {}
     for name, value in given.items():
         lower = name.lower().encode("latin-1", "replace")
         if lower == REQUEST_ID or (lower not in _NOT_TO_REPLICA and not lower.startswith(OWN)):
-            passing[name] = value
-    return passing
+            kept[name] = value
+    return kept
 
 
 def own(

@@ -25,8 +25,10 @@ from penstock.openai import requests
 from penstock.openai.asgi_response import send_body
 from penstock.request_context import PreparedPrompt, prepared_prompt, using_adapter
 
-_NOT_FOR_THE_CHILD = {b"host", b"content-length", b"accept-encoding", b"authorization", b"cookie"}
-_NOT_FOR_CLIENTS = {b"date", b"server", b"set-cookie"}
+_NOT_FOR_THE_CHILD = asgi.HOP_BY_HOP | {
+    *(b"host", b"content-length", b"accept-encoding", b"authorization", b"cookie")
+}
+_NOT_FOR_CLIENTS = asgi.HOP_BY_HOP | {b"date", b"server", b"set-cookie"}
 
 _EVENTS = "text/event-stream"
 _ERROR_WITHIN = re.compile(rb'\n(?=data: \{"error"|event: error)')
