@@ -464,7 +464,8 @@ async def test_a_step_that_is_cancelled_leaves_no_task_behind(spec, tmp_path: Pa
     await worker.start(no_progress)
     before = asyncio.all_tasks()
     step = asyncio.create_task(worker.step([], False))
-    await asyncio.sleep(0.01)
+    for _ in range(5):  # turns of the loop, after which it waits
+        await asyncio.sleep(0)
     step.cancel()
     await asyncio.wait([step])
     await asyncio.sleep(0)
