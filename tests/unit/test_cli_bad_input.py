@@ -13,6 +13,7 @@ import pytest
 
 from penstock.cli import main
 from penstock.cli.batch import run as batch_run
+from penstock.cli.batch import submit
 from penstock.cli.models import check, precheck
 from penstock.cli.models.options import Arguments
 from penstock.cli.models.plan import make_plan
@@ -145,6 +146,32 @@ def test_a_fault_of_ours_says_so_and_where_its_traceback_is(ended, patched):
     assert "def broken" not in log.read_text()
     assert "raise KeyError" in log.read_text()
     log.unlink()
+
+
+class _Interrupted:
+    """Ctrl-C while a class is made, as in an import: Python 3.11 raises a RuntimeError from it."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        raise KeyboardInterrupt
+
+
+def _imports(*_words: object, **_options: object) -> int:
+    type("Lazy", (), {"value": _Interrupted()})
+    return 0
+
+
+def test_ctrl_c_within_an_import_is_no_fault_of_ours(ended, patched):
+    patched(check, "check", _imports)
+    code, err = ended("check", "any.yaml")
+    assert (code, "fault" in err) == (130, False), err
+
+
+def test_ctrl_c_within_an_import_leaves_a_submitted_batch(ended, patched, tmp_path: Path):
+    source = tmp_path / "in.jsonl"
+    source.write_text("{}\n")
+    patched(submit, "_known", _imports)
+    code, err = ended("batch", str(source), "-o", str(tmp_path / "out.jsonl"), "--submit", NOBODY)
+    assert (code, "The same command begins again." in err) == (130, True), err
 
 
 def test_no_words_show_the_help(ended, capfd: pytest.CaptureFixture[str]):

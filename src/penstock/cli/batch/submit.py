@@ -19,11 +19,12 @@ import openai
 
 from penstock.bench.load.target import parsed
 from penstock.cli.batch.terminal import Meter
+from penstock.cli.process.failure import INTERRUPTED, is_interrupt
 from penstock.data.job.report import RunStats
 from penstock.data.storage.paths import LocalPath, atomic_write
 from penstock.errors import ConfigError, Error, Unavailable
 
-_FAILED, _INTERRUPTED = 1, 130
+_FAILED = 1
 _LOOK_S = 1.0
 _RETRIES = 45
 """The command gives up after some five minutes without an answer of the service; the batch goes on."""
@@ -76,9 +77,11 @@ def submit(
             with meter.bar:
                 batch = _waited(api, batch, meter, str(source), output)
             return _ended(api, batch, to, note, fail_on_errors=fail_on_errors)
-    except KeyboardInterrupt:
+    except BaseException as error:
+        if not is_interrupt(error):
+            raise
         print(f"penstock batch: {_left(note)}", file=sys.stderr)
-        return _INTERRUPTED
+        return INTERRUPTED
 
 
 @contextmanager

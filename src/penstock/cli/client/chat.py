@@ -17,9 +17,8 @@ import typer
 
 from penstock.cli.client.service import Service
 from penstock.cli.models.options import HERE, KEY_HINT, Key, Url
+from penstock.cli.process.failure import INTERRUPTED
 from penstock.errors import ConfigError, Error, Unavailable
-
-_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
 def chat(
@@ -65,7 +64,7 @@ def chat(
         except KeyboardInterrupt:
             print()
             if not interactive:
-                return _INTERRUPTED
+                return INTERRUPTED
         except Error as error:
             failed = True
             print(f"Error: {_printable(str(error))}", file=sys.stderr)

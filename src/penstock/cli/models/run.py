@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from penstock.cli.models.options import RUN, Arguments, Engine, split
+from penstock.cli.process.failure import INTERRUPTED
 from penstock.errors import ConfigError
-
-_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
 def run(
@@ -54,5 +53,5 @@ def run(
         with LLM(config=plan.configs[0], verbose=verbose) as llm:
             print(llm.ask(messages, schema=None, max_tokens=max_tokens))
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return INTERRUPTED
     return 0

@@ -9,6 +9,7 @@ from typing import NoReturn, TextIO
 
 from penstock.errors import ConfigError, Error
 
+INTERRUPTED = 130  # 128 + SIGINT, as shells count
 _SHOWN_CHARS = 600
 
 
@@ -24,6 +25,13 @@ def fail(command: str, error: Error, *, as_json: bool = False) -> NoReturn:
         text = error_line(text)
     print(text, file=sys.stderr)
     sys.exit(2 if isinstance(error, ConfigError) else 1)
+
+
+def is_interrupt(error: BaseException | None) -> bool:
+    """Whether it came of Ctrl-C; of one in `__set_name__`, as in imports, Python 3.11 makes a RuntimeError."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def crashed(error: BaseException, err: TextIO | None = None) -> int:
