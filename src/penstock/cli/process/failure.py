@@ -28,7 +28,10 @@ def fail(command: str, error: Error, *, as_json: bool = False) -> NoReturn:
 
 
 def is_interrupt(error: BaseException | None) -> bool:
-    """Whether it came of Ctrl-C; of one in `__set_name__`, as in imports, Python 3.11 makes a RuntimeError."""
+    """Whether it came of Ctrl-C.
+
+    Python 3.11 makes a RuntimeError of one within `__set_name__`, as in imports.
+    """
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
