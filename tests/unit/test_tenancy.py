@@ -139,6 +139,27 @@ def test_parallel_requests_cannot_overshoot_and_return_what_they_did_not_take():
     assert (one.tokens.used, one.open) == (0, 1)
 
 
+@pytest.mark.parametrize("added", [{"requests_per_minute": 2}, {"tokens_per_minute": 20}])
+def test_a_limit_that_comes_later_counts_nothing_of_before(added: dict[str, int]):
+    one = allowance(open_requests=9)
+    for second in range(100):
+        reserve(one, 10, second).settle(10, second, TODAY)
+    one.limit(LimitsConfig(open_requests=9, **added))
+    for _ in range(2):
+        reserve(one, 10, 200.0).settle(10, 200, TODAY)
+    with pytest.raises(RateLimited, match="it has had 2"):
+        reserve(one, 10, 201.0)
+    one.limit(LimitsConfig(open_requests=9))
+    reserve(one, 10, 201.0).settle(10, 201, TODAY)
+
+
+def test_what_was_asked_for_without_a_limit_is_returned():
+    one = allowance(requests_per_minute=100)
+    for second in range(0, 20, 2):
+        reserve(one, limits.NO_LIMIT >> 2, second).settle(0, second + 1, TODAY)
+    assert (one.requests.used, one.tokens.used, one.tokens.open) == (10, 0, 0)
+
+
 def test_a_long_stream_is_charged_what_exceeds_its_reservation_now():
     one = allowance(tokens_per_minute=1000)
     long = reserve(one, 100, 0.0)

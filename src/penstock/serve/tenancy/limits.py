@@ -111,9 +111,15 @@ class MinuteLimit:
         return self.reserved - self.ended
 
     def move(self, second: int) -> None:
-        """Begins this second, and forgets what is older than the window that ends with it."""
+        """Begins this second, and forgets what is older than the window that ends with it: without a limit,
+        all that was before.
+        """
         if second != self.second:
-            if (count := self.reserved - self.mark) and self.most < NO_LIMIT:
+            count = self.reserved - self.mark
+            if self.most == NO_LIMIT:
+                self.forgotten += count
+                self.room += count
+            elif count:
                 if not self.counts:
                     self._due = self.second + WINDOW_S
                 self.counts[self.second] = count
@@ -304,10 +310,11 @@ class Allowance:
         self.gateways, self.is_shared = gateways, caps is not None
         for one in (self.requests, self.tokens):
             one.field = (f"x-ratelimit-limit-{_WHAT[one.kind]}".encode(), b"%d" % one.most)
-            one.room = one.most
-            if one.most < NO_LIMIT:
-                untold = int(_UNTOLD * one.most) // gateways if gateways > 1 else one.most
-                one.room = one.forgotten + (untold if caps is None else min(one.most, caps[one.kind]))
+            part = one.most
+            if one.most < NO_LIMIT and (caps is not None or gateways > 1):
+                untold = int(_UNTOLD * one.most) // gateways
+                part = untold if caps is None else min(one.most, caps[one.kind])
+            one.room = one.forgotten + part
         self._look()
 
     def rates(self, second: int) -> tuple[Rate, Rate] | None:
