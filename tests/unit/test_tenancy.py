@@ -294,6 +294,20 @@ def test_a_budget_is_reserved_settled_and_ends_with_the_month(caplog: pytest.Log
     assert headers([one], 2) == []
 
 
+@pytest.mark.parametrize(("before", "meanwhile"), [({}, {"cost_per_month": 1}), ({"cost_per_month": 1}, {})])
+def test_a_budget_that_comes_or_goes_keeps_nothing_of_open_requests(
+    before: dict[str, float], meanwhile: dict[str, float]
+):
+    one = allowance(open_requests=9, **before)
+    request = reserve(one, 10, 7.0, cost=nano(0.9))
+    one.limit(LimitsConfig(open_requests=9, **meanwhile))
+    request.settle(10, 9, TODAY, nano(0.4))
+    one.limit(LimitsConfig(cost_per_month=1))
+    reserve(one, 10, 10.0, cost=nano(0.6)).settle(10, 10, TODAY, nano(0.6))
+    with pytest.raises(QuotaExhausted):
+        reserve(one, 10, 11.0, cost=nano(0.5))
+
+
 def test_a_soft_line_alone_refuses_nothing():
     one = allowance(warn_cost_per_month=0.5)
     reserve(one, 1, 0.0, cost=nano(7)).settle(1, 1, TODAY, nano(7))

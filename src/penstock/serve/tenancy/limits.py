@@ -405,13 +405,12 @@ class Allowance:
             counted.reserved += amount
             counted.ended += amount
             counted.taken += amount
-        if self.cost is not None:
-            self.warn(self.cost, today.month)
+        self.warn(today.month)
         return any(one.used(one.period) >= one.most for one in self.budgets)
 
-    def warn(self, budget: Budget, month: int) -> None:
+    def warn(self, month: int) -> None:
         """Logs once a month that the soft line was reached."""
-        if self.warned != month and (spent := budget.spent) >= self.warns_at:
+        if self.cost is not None and self.warned != month and (spent := self.cost.spent) >= self.warns_at:
             self.warned = month
             log.warning(
                 "'%s' has spent %s this month, its soft line is %s.",
@@ -461,8 +460,7 @@ def reserve(
                 other.requests.correct(second, -1)
             raise one.refusal(tokens, cost, second, today, seconds)
         requests.reserved, counted.reserved = number, amount
-        if one.cost is not None:
-            one.costs.reserved += cost
+        one.costs.reserved += cost
 
 
 def settle(
@@ -484,13 +482,12 @@ def settle(
         counted.taken += took
         if took != tokens:
             counted.correct(begun, took - tokens)
-        if (budget := one.cost) is not None:
-            costs = one.costs
-            costs.ended += reserved[1]
-            costs.taken += taken[1]
-            costs.sure -= taken[1] - reserved[1]
-            if one.warns_at < NO_LIMIT:
-                one.warn(budget, today.month)
+        costs = one.costs  # also without a budget: one may come, or have been there, while requests are open
+        costs.ended += reserved[1]
+        costs.taken += taken[1]
+        costs.sure -= taken[1] - reserved[1]
+        if one.warns_at < NO_LIMIT:
+            one.warn(today.month)
 
 
 def headers(allowances: Sequence[Allowance], second: int) -> list[Field]:
