@@ -33,7 +33,7 @@ from penstock.serve.tenancy.limits import Allowance, MinuteLimit, Periods, Rate,
 from penstock.serve.tenancy.organization import page
 from penstock.serve.tenancy.prices import PriceList, nano, shown
 from penstock.serve.tenancy.store import UsageStore
-from penstock.serve.tenancy.usage import Settlement, UsageCounters, UsageRow
+from penstock.serve.tenancy.usage import Settlement, Totals, UsageCounters, UsageRow
 
 NOON = calendar.timegm((2026, 11, 30, 12, 0, 0))
 MIDNIGHT = calendar.timegm((2026, 12, 1, 0, 0, 0))
@@ -397,6 +397,23 @@ def test_a_new_process_and_another_gateway_know_what_is_left_of_a_budget(store: 
     later.use(100, MIDNIGHT)
 
 
+async def test_what_was_used_of_a_budget_is_known_when_it_is_added(store: UsageStore):
+    keys = [KeyConfig(tenant="a", name="k", hash=hashed("k" * 20))]
+
+    async def settle(settlement: Settlement) -> Totals:
+        return store.settle(settlement)
+
+    tenants = Tenants(GatewayConfig(keys=keys), settle)
+    await tenants.start()
+    tenants.add_rows("a", "k", ["m"], UsageRow(1, output_tokens=60))
+    await tenants.usage._send()
+    a = TenantConfig(limits=LimitsConfig(tokens_per_month=50))
+    tenants.follow(GatewayConfig(keys=keys, tenants={"a": a}), (KeysConfig(), None))
+    await tenants.usage._send()
+    assert tenants.add_rows("a", "k", ["m"], UsageRow())
+    await tenants.close()
+
+
 def test_usage_is_summed_by_what_is_asked_for(store: UsageStore):
     rows = [
         ((NOON // 3600, "a", "k1", "m", "", "default"), UsageRow(1, 10, 5, 7, 0)),
@@ -613,10 +630,12 @@ def test_three_gateways_keep_a_limit_and_use_it(store: UsageStore, patched, load
     assert sum(passed) >= 0.95 * 5 * limit
 
 
-def test_an_idle_process_hears_what_others_have_used_whoever_wrote_it(tmp_path: Path):
+@pytest.mark.parametrize("is_gateway", [True, False])
+def test_an_idle_process_hears_what_others_have_used_whoever_wrote_it(tmp_path: Path, is_gateway: bool):
     """Also when an answer was lost, and while two controls write."""
     store, other = UsageStore(tmp_path / "a.sqlite"), UsageStore(tmp_path / "a.sqlite")
     idle, busy = Process(store, tokens_per_day=1000), Process(store, tokens_per_day=1000)
+    idle.counters = UsageCounters(is_gateway=is_gateway)  # else it is that of batches
     idle.settle()
     for count, (through, answered) in enumerate(
         ((store, True), (other, True), (store, False), (store, True))

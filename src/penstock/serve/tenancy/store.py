@@ -207,10 +207,9 @@ class UsageStore:
         """
         since = self._heard.get(settlement.source)
         self._heard[settlement.source] = self._settlements
-        if settlement.totals_of is None or (settlement.is_gateway and (since is None or not is_new)):
+        if settlement.totals_of is None or since is None or not is_new:
             return self._sums
-        changed = [name for name, at in self._changed.items() if since is not None and at > since]
-        return {*settlement.totals_of, *changed} if settlement.is_gateway else settlement.totals_of
+        return {*settlement.totals_of, *(name for name, at in self._changed.items() if at > since)}
 
     def _look(self, periods: Periods) -> None:
         """Sums up what is on disk, if that is new: another day, or what another process has written."""

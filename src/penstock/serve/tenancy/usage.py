@@ -99,7 +99,8 @@ class UsageCounters:
         self.webhook = ""
         self._sent: Settlement | None = None
         self._number = 0
-        self._knows = False  # the totals of all allowances
+        self.knows = False
+        """The totals of all allowances; not those of budgets that have just been added."""
         self._sums: dict[str, UsageRow] = {}  # of what was sent
 
     def row(self, tenant: str, key: str, model: str, adapter: str, tier: str, seconds: float) -> UsageRow:
@@ -144,7 +145,7 @@ class UsageCounters:
             self._number,
             list(rows.items()),
             rates,
-            budgets if self._knows else None,
+            budgets if self.knows else None,
             self._is_gateway,
             changes,
             self.webhook,
@@ -155,7 +156,7 @@ class UsageCounters:
     def settled(self, totals: Totals, allowances: Mapping[str, Allowance]) -> None:
         """The store has the last settlement, and says this."""
         sent, self._sent = self._sent, None
-        self._knows = True
+        self.knows = self.knows or (sent is not None and sent.totals_of is None)
         for name, (day, month) in totals.tokens.items():
             if (one := allowances.get(name)) is not None:
                 if one.day is not None:

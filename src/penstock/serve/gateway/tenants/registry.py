@@ -122,6 +122,7 @@ class Tenants:
             own = [KeyConfig(tenant=DEFAULT_TENANT, name=DEFAULT_TENANT, hash=key_hash, scopes=scopes)]
         keys, tenants = [*config.keys, *found.keys], {**config.tenants, **found.tenants}
         self.keys.replace([*own, *keys], tenants)
+        self.usage.counters.knows = False
         self.keys.is_partial = False
         before, self._known = self._known, KeysConfig.model_construct(keys=keys, tenants=tenants)
         if before is not None:
