@@ -364,6 +364,18 @@ async def test_the_usage_that_the_gateway_asked_for_stays_hidden(served: Served)
     assert "usage" not in raw.text
 
 
+async def test_what_only_the_engine_would_take_for_a_stream_is_refused(served: Served):
+    """The gateway would ask for no usage, and see none."""
+    await gateway(served, key(ANN, "ann"))
+    await served.replica(reply="one two three")
+    for stream in (1, 1.0, "true", "on", [True]):
+        refused = await asked(served, ANN, stream=stream)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream")
+        assert "true or false" in refused.text
+    for stream in (None, False):
+        assert (await asked(served, ANN, stream=stream)).status_code == 200
+
+
 async def test_a_stream_that_its_client_leaves_is_charged_once_for_what_it_had(served: Served):
     tenants = (await gateway(served, key(ANN, "ann", limits={"open_requests": 1})))._tenants
     await served.replica(reply="word " * 500, step_base_ms=5)

@@ -66,3 +66,44 @@ def test_a_key_that_is_not_utf8_is_a_bad_request_wherever_it_is_read():
     ):
         with pytest.raises(BadRequest, match="not valid JSON"):
             change()
+
+
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+
+
+def sent(path: str, most: int | None = 3, **given: object) -> dict[str, object]:
+    """What engines get of a request whose answer may have `most` tokens."""
+    request = read(json.dumps({"model": "m", **given}).encode())
+    request.asked(path, most, None)
+    return json.loads(request.content)
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "becomes"),
+    [
+        (RESPONSES, {"max_tokens": 2}, {"max_tokens": 2, "max_output_tokens": 3}),
+        (CHAT, {"max_output_tokens": 2}, {"max_output_tokens": 2, "max_tokens": 3}),
+        (COMPLETIONS, {"max_completion_tokens": 2}, {"max_completion_tokens": 2, "max_tokens": 3}),
+        (CHAT, {"max_completion_tokens": -1}, {"max_tokens": 3}),  # to some engines: no limit
+        (CHAT, {"max_completion_tokens": 2}, {"max_completion_tokens": 2}),
+        (CHAT, {"max_tokens": 2, "max_completion_tokens": None}, None),
+    ],
+)
+def test_only_fields_that_the_engine_obeys_limit_an_answer(path: str, given: object, becomes: object):
+    assert sent(path, **given) == {"model": "m", **(becomes or given)}
+
+
+@pytest.mark.parametrize("number", [400.0, 4e20, "400", " 4_00 ", 10**13, True, [4]])
+@pytest.mark.parametrize("most", [3, None])
+def test_what_engines_might_read_as_a_number_is_refused(number: object, most: int | None):
+    for path, name in ((CHAT, "max_completion_tokens"), (CHAT, "n"), (RESPONSES, "max_output_tokens")):
+        body = {"max_tokens": 2, name: number} if path == CHAT else {name: number}
+        with pytest.raises(BadRequest, match=f"{name} must be a whole number"):
+            sent(path, most, **body)
+
+
+def test_a_stream_is_asked_for_its_usage_whatever_else_would_mean_no():
+    for given in ({}, {"include_usage": False}, {"include_usage": "off"}, {"include_usage": [1]}):
+        request = read(json.dumps({"stream": True, "stream_options": given}).encode())
+        assert request.ask_for_usage()
+        assert json.loads(request.content)["stream_options"] == {"include_usage": True}

@@ -37,12 +37,12 @@ _LARGE_BYTES = 4 * 2**20
 _RETRY_AFTER_S = 1
 _MOST_DIGITS = 12
 _ANSWER_LIMIT = {
-    "/v1/chat/completions": "max_tokens",
-    "/v1/completions": "max_tokens",
-    "/v1/responses": "max_output_tokens",
-    "/v1/messages": "max_tokens",
+    "/v1/chat/completions": ("max_tokens", "max_completion_tokens"),
+    "/v1/completions": ("max_tokens",),
+    "/v1/responses": ("max_output_tokens",),
+    "/v1/messages": ("max_tokens",),
 }
-"""Fields that limit an answer, by path."""
+"""Fields that limit an answer, by path; the first is set where none is."""
 
 _GENERATE = frozenset(
     (
@@ -272,32 +272,35 @@ class RequestBody:
         """What the request may take. most: of an answer, for one that does not say; it is then written into
         the body. longest: the model's context window.
 
-        Raises: BadRequest for a longer answer than `most`.
+        Raises: BadRequest for a longer answer than `most`, and for what engines may read as another number
+        than the gateway, or as a stream; Forbidden.
         """
-        fields, field = self.fields, _ANSWER_LIMIT.get(path)
+        fields, names = self.fields, _ANSWER_LIMIT.get(path)
         streams, prompt = bytes(fields.stream) == b"true", self.prompt_tokens()
         if longest is not None and prompt > longest:
             prompt = longest
-        if field is None:
-            if most is not None and path in _GENERATE:
+        if names is None and path not in _GENERATE:
+            return Asked(prompt, 0, streams)
+        if not streams and bytes(fields.stream) not in (b"", b"false", b"null"):
+            raise BadRequest("stream must be true or false.", param="stream")
+        if names is None:
+            if most is not None:
                 raise Forbidden(
                     f"This key's answers have a limit of {most} tokens, which {path} cannot keep."
                 )
-            return Asked(prompt, None if path in _GENERATE else 0, streams)
-        answer: int | None = None
-        for raw in (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens):
-            if raw and (number := _number(raw)) and (answer is None or number > answer):
-                answer = number
+            return Asked(prompt, None, streams)
+        numbers = [number for name in names if (number := _number(name, getattr(fields, name)))]
+        answer = max(numbers, default=None)
         if most is not None:
             if answer is None:
-                self._set(field, most)
+                self._replace({names[0]: most, **dict.fromkeys(names[1:])})
                 answer = most
             elif answer > most:
                 raise BadRequest(
-                    f"The request asks for {answer} tokens; this key may ask for {most}.", param=field
+                    f"The request asks for {answer} tokens; this key may ask for {most}.", param=names[0]
                 )
-        if answer is not None and fields.n:
-            answer *= _number(fields.n) or 1
+        if answer is not None:
+            answer *= _number("n", fields.n) or 1
         return Asked(prompt, answer, streams)
 
     def prompt_tokens(self) -> int:
@@ -322,7 +325,7 @@ class RequestBody:
         given, options = bytes(self.fields.stream_options), {}
         if given and given != b"null":
             options = _parsed(msgspec.json.decode, given)
-            if not isinstance(options, dict) or options.get("include_usage"):
+            if not isinstance(options, dict) or options.get("include_usage") is True:
                 return False
         self._set("stream_options", {**options, "include_usage": True})
         return True
@@ -392,10 +395,16 @@ class RequestBody:
         self.taken = 0
 
 
-def _number(raw: msgspec.Raw) -> int | None:
-    """A whole number from 1; None for anything else, which the engine refuses."""
+def _number(name: str, raw: msgspec.Raw) -> int | None:
+    """A field's whole number from 1; None where there is none, or a smaller one, which the engine refuses.
+    Raises: BadRequest.
+    """
     text = bytes(raw)
-    return int(text) or None if text.isdigit() and len(text) < _MOST_DIGITS else None
+    if not text or text == b"null" or text.startswith(b"-"):
+        return None
+    if not text.isdigit() or len(text) >= _MOST_DIGITS:
+        raise BadRequest(f"{name} must be a whole number of fewer than {_MOST_DIGITS} digits.", param=name)
+    return int(text) or None
 
 
 def _check(size: int, limit: int) -> None:
