@@ -102,6 +102,28 @@ def test_what_engines_might_read_as_a_number_is_refused(number: object, most: in
             sent(path, most, **body)
 
 
+@pytest.mark.parametrize(
+    ("path", "given", "prompt", "answer"),
+    [
+        (COMPLETIONS, {"prompt": ["x" * 80] * 4}, 80, 4 * 5),
+        (COMPLETIONS, {"prompt": ["x" * 8000] * 4, "n": 2}, 4 * 90, 8 * 5),  # 90 fit into the model
+        (COMPLETIONS, {"prompt": [[1, 2, 3], [4, 5]]}, 5, 2 * 5),
+        (COMPLETIONS, {"prompt": [1, 2, 3]}, 3, 5),
+        (COMPLETIONS, {"prompt": "x" * 8000}, 90, 5),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 8000}] * 3}, 90, 5),
+        ("/v1/embeddings", {"input": ["x" * 8000] * 4}, 4 * 90, 0),
+        ("/v1/embeddings", {"input": [[1, 2, 3], [4, 5]]}, 5, 0),
+        ("/v1/rerank", {"query": "x", "documents": ["x" * 80] * 100}, 2000, 0),
+    ],
+)
+def test_every_prompt_and_each_of_their_answers_is_reserved(path: str, given: object, prompt, answer):
+    request = read(json.dumps({"model": "m", "max_tokens": 5, **given}).encode())
+    request.is_object = True
+    asked = request.asked(path, None, 90)
+    assert asked.prompt_tokens == pytest.approx(prompt, rel=0.1, abs=30 if prompt == 80 else 0)
+    assert asked.answer_tokens == answer
+
+
 def test_a_stream_is_asked_for_its_usage_whatever_else_would_mean_no():
     for given in ({}, {"include_usage": False}, {"include_usage": "off"}, {"include_usage": [1]}):
         request = read(json.dumps({"stream": True, "stream_options": given}).encode())

@@ -55,13 +55,21 @@ _GENERATE = frozenset(
 )
 """Other paths with answers."""
 
+_SEVERAL = {
+    "/v1/completions": "prompt",
+    "/v1/chat/completions/batch": "messages",
+    **dict.fromkeys(("/v1/embeddings", "/pooling", "/classify"), "input"),
+}
+"""Fields that may have several prompts, by path."""
+
 _SLOW_S = 5.0
 _MOST_LOOKED_AT = 1024  # bodies, when one of those that wait has to give up its memory
 
 
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _NONE = msgspec.Raw()
-_IDS = re.compile(rb"\[\s*\d")
+_IDS = re.compile(rb"\[\s*(\[\s*)?\d")
+_LIST = re.compile(rb"\[\s*[\"\[{]")
 _MEDIA = b";base64,"
 _taken = attrgetter("taken")
 
@@ -97,6 +105,7 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
 
 
 _decode = msgspec.json.Decoder(Fields).decode
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -277,9 +286,10 @@ class RequestBody:
         """
         fields, names = self.fields, _ANSWER_LIMIT.get(path)
         streams, prompt = bytes(fields.stream) == b"true", self.prompt_tokens()
-        if longest is not None and prompt > longest:
-            prompt = longest
-        if names is None and path not in _GENERATE:
+        generates, count = names is not None or path in _GENERATE, self._prompts(path)
+        if longest is not None and (generates or path in _SEVERAL):  # others take any number of texts
+            prompt = min(prompt, longest * count)
+        if not generates:
             return Asked(prompt, 0, streams)
         if not streams and bytes(fields.stream) not in (b"", b"false", b"null"):
             raise BadRequest("stream must be true or false.", param="stream")
@@ -300,8 +310,13 @@ class RequestBody:
                     f"The request asks for {answer} tokens; this key may ask for {most}.", param=names[0]
                 )
         if answer is not None:
-            answer *= _number("n", fields.n) or 1
+            answer *= count * (_number("n", fields.n) or 1)
         return Asked(prompt, answer, streams)
+
+    def _prompts(self, path: str) -> int:
+        """Each is as long as the context window at most, and has an answer of its own. Raises: BadRequest."""
+        raw = getattr(self.fields, _SEVERAL.get(path, ""), _NONE)
+        return len(_parsed(_decode_list, raw)) if _LIST.match(raw) else 1
 
     def prompt_tokens(self) -> int:
         """An estimate by the length of the body; exact for a prompt of token ids. Pictures and sounds in it
