@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,23 @@ def test_a_rotated_key_goes_on_for_a_while(tmp_path: Path):
     assert (first.hash, second.hash) == (hashed(old), hashed(new))
     assert (second.models, second.expires) == (["qwen"], None)
     assert first.expires == pytest.approx(time.time() + 7200, abs=60)
+
+
+@pytest.mark.parametrize("form", ["number", "text", "other zone"])
+def test_a_rotated_key_ends_no_later_than_before(tmp_path: Path, form: str):
+    file = tmp_path / "keys.json"
+    create(file)
+    values, ends = json.loads(file.read_text()), int(time.time()) + 3600
+    at = datetime.fromtimestamp(ends, UTC)
+    east = at.astimezone(timezone(timedelta(hours=14)))
+    values["keys"][0]["expires"] = {
+        "number": ends,
+        "text": at.isoformat(),
+        "other zone": east.isoformat(),
+    }[form]
+    file.write_text(json.dumps(values))
+    keys("rotate", "search/ci", "--keep", "2h", "--file", file)
+    assert [one.expires for one in load(file).keys] == [ends, ends]
 
 
 def test_a_key_is_revoked_by_its_name_or_its_id(tmp_path: Path):

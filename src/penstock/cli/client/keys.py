@@ -108,13 +108,15 @@ def rotate(
     keep: Annotated[str, typer.Option(help="How long the old key goes on: `24h`, `7d`.")] = "24h",
 ) -> None:
     """Make a new key with the rights of an old one, which goes on for a while."""
+    from penstock.config.schema.tenants import seconds
+
     until = _until(keep)
     with _changing(file) as entries:
         old = _found(entries, which, file)[-1]
         entry = deepcopy({field: value for field, value in old.items() if field not in ("hash", "key")})
         key = _new(entry)
         entries.append(entry)
-        old["expires"] = until if (before := old.get("expires")) is None else min(str(before), until)
+        old["expires"] = until if (before := old.get("expires")) is None else min(before, until, key=seconds)
     print(key)
     print(f"It is not shown again. The old one goes on until {old['expires']}.", file=sys.stderr)
 

@@ -78,7 +78,7 @@ def hashed(key: str) -> str:
     return f"sha256:{sha256(key.encode()).hexdigest()}"
 
 
-def _seconds(value: object) -> object:
+def seconds(value: Any) -> Any:
     """Seconds since 1970 of what YAML and JSON write: a date means its beginning, in UTC."""
     if isinstance(value, str):
         try:
@@ -188,7 +188,7 @@ class KeyConfig(StrictModel):
         "Endpoints that it may use. `metrics` and `admin` must be given, and see all tenants.",
         min_length=1,
     )
-    expires: Annotated[float | None, BeforeValidator(_seconds, float | str | None)] = optional(
+    expires: Annotated[float | None, BeforeValidator(seconds, float | str | None)] = optional(
         "Date or time, in UTC unless it says otherwise, from which it is refused."
     )
     limits: LimitsConfig = section(LimitsConfig, "Of this key.")
