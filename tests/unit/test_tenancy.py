@@ -493,9 +493,9 @@ def test_pages_of_usage_have_every_bucket_and_what_is_asked_for(store: UsageStor
     rows = [
         ((hour, "a", "k1", "m", "", "default"), UsageRow(1, 10, 5, 7, 0, 0, 0, 3)),
         ((hour, "a", "k1", "m", "", "flex"), UsageRow(2, 20, 0, 8, 0, 0, 0, 4)),
-        ((hour + 30, "b", "k2", "m", "x", "default"), UsageRow(4, 1, 0, 1)),
-        ((hour + 30, "b", "k2", "e", "", "default"), UsageRow(5, 50)),
-        ((hour + 30, "b", "k2", "w", "", "default"), UsageRow(6, 0, 0, 9, audio_seconds=60)),
+        ((hour + 30, "B", "k2", "m", "x", "default"), UsageRow(4, 1, 0, 1)),
+        ((hour + 30, "B", "k2", "e", "", "default"), UsageRow(5, 50)),
+        ((hour + 30, "B", "k2", "w", "", "default"), UsageRow(6, 0, 0, 9, audio_seconds=60)),
     ]
     store.settle(Settlement("p", 1, rows), NOON)
 
@@ -526,7 +526,7 @@ def test_pages_of_usage_have_every_bucket_and_what_is_asked_for(store: UsageStor
     ]
     assert ask("usage/completions", batch="true", models=["m"]) == [[(2, 20, 8)], [], []]
     assert ask("usage/completions", models=["m:x"], bucket_width="1h", limit=31)[30] == [(4, 1, 1)]
-    assert ask("usage/embeddings", project_ids=["b"])[1] == [(5, 50)]
+    assert ask("usage/embeddings", project_ids=["B"])[1] == [(5, 50)]
     assert ask("usage/audio_transcriptions")[1] == [(6, 60)]
     first = page(
         "costs", {"start_time": [str(NOON)], "end_time": [str(MIDNIGHT + 1)], "limit": ["1"]}, store.usage

@@ -85,7 +85,7 @@ def page(kind: str, query: Mapping[str, list[str]], sums: Sums) -> dict[str, Any
     for row in sums(sorted(by), begin, begin + limit * seconds - 1) if shown else ():
         at = datetime.fromisoformat(row["day"] if width == "1d" else row["hour"])
         bucket = buckets.get(int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()))
-        wanted = all(str(_VALUES[name](row)).lower() in values for name, values in filters.items())
+        wanted = all(_text(_VALUES[name](row)) in values for name, values in filters.items())
         if bucket is not None and wanted and kind in ("costs", _kind(row)):
             counts = bucket.setdefault(tuple(_VALUES[name](row) for name in group), Counter())
             counts.update({name: row[name] for name in UsageRow.__struct_fields__})
@@ -103,6 +103,11 @@ def page(kind: str, query: Mapping[str, list[str]], sums: Sums) -> dict[str, Any
     ]
     following = str(starts[limit]) if more else None
     return {"object": "page", "data": data, "has_more": more, "next_page": following}
+
+
+def _text(value: Any) -> str:
+    """As clients write it in a filter."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _kind(row: Row) -> str:
