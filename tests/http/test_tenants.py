@@ -436,6 +436,37 @@ async def test_answers_without_usage_are_counted_by_the_estimate_and_stored_ones
         assert (row.requests, row.output_tokens) == (2, 9)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "counted"),
+    [
+        ("/v1/embeddings", b"\x00\x01", (3, 0, 0)),  # `encoding_format: bytes`
+        ("/v1/messages/count_tokens", b'{"input_tokens": 90}', (0, 0, 0)),
+        ("/v1/completions/render", b"[]", (0, 0, 0)),
+        (
+            "/v1/messages",
+            b'{"usage":{"input_tokens":10,"cache_read_input_tokens":85,"cache_creation_input_tokens":5,'
+            b'"output_tokens":7}}',
+            (100, 85, 7),
+        ),
+    ],
+)
+async def test_prompts_are_counted_whole_where_they_took_the_engines_time(
+    served: Served, path: str, body: bytes, counted: tuple[int, int, int]
+):
+    tenants = (await gateway(served, key(ANN, "ann")))._tenants
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+    await served.app(app)
+    async with served.http(headers=bearer(ANN)) as http:
+        assert (await http.post(path, json={"model": "m", "input": [1, 2, 3]})).status_code == 200
+    (row,) = tenants.usage.counters._rows.values()
+    assert (row.prompt_tokens, row.cached_tokens, row.output_tokens) == counted
+
+
 async def test_a_refused_or_failed_request_costs_no_tokens(served: Served):
     tenants = (await gateway(served, key(ANN, "ann", limits={"tokens_per_day": 10_000})))._tenants
     await served.replica(reply="yes")

@@ -125,7 +125,7 @@ def test_every_prompt_and_each_of_their_answers_is_reserved(path: str, given: ob
 
 
 def test_a_stream_is_asked_for_its_usage_whatever_else_would_mean_no():
-    for given in ({}, {"include_usage": False}, {"include_usage": "off"}, {"include_usage": [1]}):
-        request = read(json.dumps({"stream": True, "stream_options": given}).encode())
+    for options in ({}, {"include_usage": False}, {"include_usage": "off"}, {"include_usage": [1]}):
+        request = read(json.dumps({"stream": True, "stream_options": options}).encode())
         assert request.ask_for_usage()
         assert json.loads(request.content)["stream_options"] == {"include_usage": True}

@@ -59,7 +59,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _USAGE_ON_REQUEST = ("/v1/chat/completions", "/v1/completions")  # of streams; others always report it
-_FREE = ("/tokenize", "/detokenize", "/tokenizer_info")  # beside what is stored, which was counted before
+_FREE = (  # beside what is stored, which was counted before
+    *("/tokenize", "/detokenize", "/tokenizer_info", "/v1/responses/input_tokens"),
+    *("/v1/messages/count_tokens", "/v1/messages/render", "/v1/responses/render"),
+    *(f"{path}/{what}render" for path in ("/v1/chat/completions", "/v1/completions") for what in ("", "de")),
+)
 _PIECES = 10_000  # of an answer that is written beside its shadow's
 _RESPONSES = "/v1/responses"  # there, engines repeat the `service_tier` of the body
 

@@ -17,9 +17,12 @@ _REPORT = re.compile(rb'"usage"\s*:\s*\{')
 _NOTHING = re.compile(rb'"usage"\s*:\s*null')
 _REPORT_BYTES = 1024
 _COUNT = re.compile(
-    rb'"((?:prompt|input|completion|output|cached|cache_read_input)_tokens|seconds)"\s*:\s*(\d+)'
+    rb'"((?:prompt|input|completion|output|cached|cache_(?:read|creation)_input)_tokens|seconds)"\s*:\s*(\d+)'
 )
 """Quotes in generated text are escaped, so that it cannot match."""
+
+_BESIDE_INPUT = (b"cache_read_input_tokens", b"cache_creation_input_tokens")
+"""Of a prompt, what Anthropic's `input_tokens` leaves out."""
 
 _EVENT, _EVENT_END = b"data: ", b"\n\n"
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\]')
@@ -104,20 +107,21 @@ class RequestMeter(Charge):
                 found.update(_COUNT.findall(report))
         given = found.get
         text = given(b"prompt_tokens") or given(b"input_tokens")
-        prompt = None if text is None else int(text)
+        prompt = None if text is None else int(text) + sum(int(given(one, 0)) for one in _BESIDE_INPUT)
         output = int(given(b"completion_tokens") or given(b"output_tokens", 0))
         cached = int(given(b"cached_tokens") or given(b"cache_read_input_tokens", 0))
         seconds = int(given(b"seconds", 0))
         if prompt and output:
             return prompt, cached, output, seconds
         asked = self._asked
-        if asked.answer_tokens != 0 and answered:
+        if answered and not asked.free:
             if prompt is None:
                 prompt = asked.prompt_tokens
-            if asked.streams:
-                output = output or self._events
-            else:  # of which nothing has been relayed, or that a replica works on in the background
-                output = output or min(self.reserved[0] - prompt, int(self.grant.tenants.answer_tokens))
+            if asked.answer_tokens != 0 and not output:
+                if asked.streams:
+                    output = self._events
+                else:  # of which nothing has been relayed, or that a replica works on in the background
+                    output = min(self.reserved[0] - prompt, int(self.grant.tenants.answer_tokens))
         return prompt or 0, cached, max(0, output), seconds
 
 
