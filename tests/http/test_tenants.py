@@ -519,6 +519,27 @@ async def test_seconds_of_audio_have_a_price(served: Served):
     assert (row.audio_seconds, row.cost, row.output_tokens) == (7, 700_000, 0)
 
 
+async def test_pictures_have_a_price_beside_their_tokens(served: Served):
+    prices = {"m": {"output": 1, "image": 0.002}}
+    limits = {"ann": {"limits": {"cost_per_month": 0.005}}}
+    found = await served.gateway("m", keys=[key(ANN, "ann")], prices=prices, tenants=limits)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        body = b'{"usage": {"prompt_tokens": 900, "completion_tokens": 7}}'
+        await send({"type": "http.response.body", "body": body})
+
+    await served.app(app)
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    for count, status in ((2, 200), (1, 429)):
+        messages = [{"role": "user", "content": [picture] * count}]
+        answer = await asked(served, ANN, messages=messages, max_tokens=7)
+        assert answer.status_code == status
+    (row,) = found._tenants.usage.counters._rows.values()
+    assert (row.images, row.cost, row.refused) == (2, 2 * 2_000_000 + 7000, 1)
+
+
 async def test_refused_requests_are_counted_for_their_key_in_few_rows(served: Served):
     counted = {"requests_per_minute": 1, "max_tokens": 9}
     tenants = (await gateway(served, key(ANN, "ann", limits=counted, scopes=["chat"])))._tenants

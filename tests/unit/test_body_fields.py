@@ -124,6 +124,25 @@ def test_every_prompt_and_each_of_their_answers_is_reserved(path: str, given: ob
     assert asked.answer_tokens == answer
 
 
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "images"),
+    [
+        ({"messages": [{"content": [{"type": "text", "text": json.dumps(PICTURE)}, PICTURE, PICTURE]}]}, 2),
+        ({"messages": [{"content": [{"image_url": "https://there/a.png"}]}]}, 1),
+        ({"messages": [{"content": [{"type": "image", "source": {"type": "url", "url": "https://x"}}]}]}, 1),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "https://x"}]}]}, 1),
+        ({"messages": [], "tools": [{"parameters": {"properties": {"image_url": {"type": "string"}}}}]}, 0),
+    ],
+)
+def test_pictures_of_prompts_are_counted(given: dict[str, object], images: int):
+    for indent in (None, 1):
+        request = read(json.dumps({"model": "m", **given}, indent=indent).encode())
+        assert request.asked(CHAT, None, None).images == images
+
+
 def test_a_stream_is_asked_for_its_usage_whatever_else_would_mean_no():
     for options in ({}, {"include_usage": False}, {"include_usage": "off"}, {"include_usage": [1]}):
         request = read(json.dumps({"stream": True, "stream_options": options}).encode())

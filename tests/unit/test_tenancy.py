@@ -260,17 +260,30 @@ def test_a_clock_that_is_set_back_forgets_no_day():
 
 
 def test_costs_are_exact_to_the_nano_unit_whatever_is_summed():
-    given = {"m": PriceConfig(input=0.1, cached_input=0.0125, output=0.7, audio_second=0.0001)}
+    given = {"m": PriceConfig(input=0.1, cached_input=0.0125, output=0.7, audio_second=0.0001, image=0.002)}
     price = PriceList({**given, "m:legal": PriceConfig(input=1)}).find("m", "other")
     assert price.cost(1_000_000, 0, 0) == 100_000_000
     assert price.cost(1_000_000, 1_000_000, 1_000_000, 10) == 12_500_000 + 700_000_000 + 1_000_000
+    assert price.cost(10, 0, 0, images=3) == 1000 + 6_000_000
     assert sum(price.cost(1, 0, 0) for _ in range(1_000_000)) == 100_000_000
-    assert price.cost(10, 500, 0) == price.cost(10, 10, 0)  # Anthropic's prompts leave cached tokens out
+    assert price.cost(10, 500, 0) == price.cost(10, 10, 0)  # whatever an engine reports
     found = PriceList({**given, "m:legal": PriceConfig(input=1)})
     assert found.find("m", "legal").cost(1, 0, 0) == 1000
     assert found.find("n", "") is None
     assert found.dearest(["m", "n"], 1_000_000, 0, 0) == 100_000_000
     assert (nano(12.3), shown(nano(12.3)), shown(nano(80)), shown(0)) == (12_300_000_000, "12.3", "80", "0")
+
+
+def test_a_version_costs_what_its_model_does_unless_it_has_a_price():
+    given = {"m": 1, "m:legal": 2, "m@c": 3, "m@c:legal": 4, "n@b": 5}
+    found = PriceList({name: PriceConfig(input=price) for name, price in given.items()})
+    for model, adapter, price in (
+        *(("m", "", 1), ("m@b", "", 1), ("m@b", "legal", 2), ("m@b", "other", 1), ("n@b", "legal", 5)),
+        *(("m@c", "", 3), ("m@c", "legal", 4), ("m@c", "other", 3)),
+    ):
+        assert found.find(model, adapter).cost(1_000_000, 0, 0) == nano(price)
+        assert adapter or found.dearest([model], 1_000_000, 0, 0) == nano(price)
+    assert found.find("n", "") is None
 
 
 def test_a_budget_is_reserved_settled_and_ends_with_the_month(caplog: pytest.LogCaptureFixture):
@@ -334,7 +347,7 @@ class Process:
         limits.settle(limited, (tokens, cost), (tokens, cost), second, second, today)
         row = self.counters.row("a", "k", "m", "", "default", at)
         row.requests += 1
-        row.add(0, 0, tokens, 0, cost)
+        row.add(0, 0, tokens, 0, 0, cost)
 
     def settle(self, at: float = NOON, *, answered: bool = True) -> None:
         totals = self.store.settle(self.counters.settlement(self.keys.allowances, self.clock), at)
@@ -469,7 +482,7 @@ def test_a_locked_file_takes_what_was_counted_once_it_is_free(
 def test_a_later_process_reads_what_is_on_disk(tmp_path: Path):
     file = tmp_path / "a.sqlite"
     first = UsageStore(file)
-    for name in ("refused", "cost", "audio_seconds"):  # of an earlier version
+    for name in ("refused", "cost", "audio_seconds", "images"):  # of an earlier version
         first._connection.execute(f"ALTER TABLE usage DROP COLUMN {name}")
     first.close()
     first = UsageStore(file)

@@ -12,7 +12,7 @@ from penstock.cli.client.service import AdminTarget
 from penstock.errors import ConfigError
 from penstock.options import option
 
-_RARE = ("refused", "audio_seconds", "cost")  # columns that are shown if they say something
+_RARE = ("refused", "audio_seconds", "images", "cost")  # columns that are shown if they say something
 
 
 @dataclass(frozen=True, slots=True)

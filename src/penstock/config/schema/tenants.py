@@ -124,7 +124,8 @@ class PriceConfig(StrictModel):
         "What of prompts was in the prefix cache; without it, as `input`.", ge=0
     )
     output: float = setting(0.0, "Answers.", ge=0)
-    audio_second: float = setting(0.0, "One second of audio that is transcribed or translated.", ge=0)
+    image: float = setting(0.0, "One picture in a prompt, beside its tokens.", ge=0)
+    audio_second: float = setting(0.0, "One second of audio that is transcribed, where the engine reports it.", ge=0)
 
 
 _Url = Annotated[

@@ -71,6 +71,7 @@ _NONE = msgspec.Raw()
 _IDS = re.compile(rb"\[\s*(\[\s*)?\d")
 _LIST = re.compile(rb"\[\s*[\"\[{]")
 _MEDIA = b";base64,"
+_IMAGE = re.compile(rb'"(?:image_url|image_embeds)"\s*:|"type"\s*:\s*"image"')  # OpenAI's parts; Anthropic's
 _taken = attrgetter("taken")
 
 T = TypeVar("T")
@@ -286,11 +287,12 @@ class RequestBody:
         """
         fields, names = self.fields, _ANSWER_LIMIT.get(path)
         streams, prompt = bytes(fields.stream) == b"true", self.prompt_tokens()
+        images = len(_IMAGE.findall(fields.messages or fields.input))
         generates, count = names is not None or path in _GENERATE, self._prompts(path)
         if longest is not None and (generates or path in _SEVERAL):  # others take any number of texts
             prompt = min(prompt, longest * count)
         if not generates:
-            return Asked(prompt, 0, streams)
+            return Asked(prompt, 0, streams, images=images)
         if not streams and bytes(fields.stream) not in (b"", b"false", b"null"):
             raise BadRequest("stream must be true or false.", param="stream")
         if names is None:
@@ -298,7 +300,7 @@ class RequestBody:
                 raise Forbidden(
                     f"This key's answers have a limit of {most} tokens, which {path} cannot keep."
                 )
-            return Asked(prompt, None, streams)
+            return Asked(prompt, None, streams, images=images)
         numbers = [number for name in names if (number := _number(name, getattr(fields, name)))]
         answer = max(numbers, default=None)
         if most is not None:
@@ -311,7 +313,7 @@ class RequestBody:
                 )
         if answer is not None:
             answer *= count * (_number("n", fields.n) or 1)
-        return Asked(prompt, answer, streams)
+        return Asked(prompt, answer, streams, images=images)
 
     def _prompts(self, path: str) -> int:
         """Each is as long as the context window at most, and has an answer of its own. Raises: BadRequest."""

@@ -15,19 +15,21 @@ _PER = 10**6  # tokens
 
 
 class Price(NamedTuple):
-    """Of one model. Units: 1e-12 a token, or a second of audio."""
+    """Of one model. Units: 1e-12 a token, a second of audio, or a picture."""
 
     input: int
     cached: int
     output: int
     second: int
+    image: int
 
-    def cost(self, prompt: int, cached: int, output: int, seconds: int = 0) -> int:
+    def cost(self, prompt: int, cached: int, output: int, seconds: int = 0, images: int = 0) -> int:
         """In nano-units, rounded. cached: of the prompt's."""
-        one, hit, out, second = self
+        one, hit, out, second, image = self
         if cached > prompt:
             cached = prompt
-        return ((prompt - cached) * one + cached * hit + output * out + seconds * second + 500) // 1000
+        tokens = (prompt - cached) * one + cached * hit + output * out
+        return (tokens + seconds * second + images * image + 500) // 1000
 
 
 class PriceList:
@@ -63,4 +65,4 @@ def shown(cost: int) -> str:
 def _price(given: PriceConfig) -> Price:
     cached = given.input if given.cached_input is None else given.cached_input
     one, hit, out = (round(each * _PICO / _PER) for each in (given.input, cached, given.output))
-    return Price(one, hit, out, round(given.audio_second * _PICO))
+    return Price(one, hit, out, round(given.audio_second * _PICO), round(given.image * _PICO))

@@ -39,13 +39,15 @@ class UsageRow(msgspec.Struct, array_like=True):
     refused: int = 0
     audio_seconds: int = 0
     cost: int = 0
+    images: int = 0
 
-    def add(self, prompt: int, cached: int, output: int, seconds: int, cost: int) -> None:
+    def add(self, prompt: int, cached: int, output: int, seconds: int, images: int, cost: int) -> None:
         """What requests took."""
         self.prompt_tokens += prompt
         self.cached_tokens += cached
         self.output_tokens += output
         self.audio_seconds += seconds
+        self.images += images
         self.cost += cost
 
     def merge(self, other: UsageRow) -> None:

@@ -28,8 +28,8 @@ _EVENT, _EVENT_END = b"data: ", b"\n\n"
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\]')
 
 
-TokenCounts = tuple[int, int, int, int]
-"""Of one request: of its prompt, of this those that were cached, of its answer; seconds of audio."""
+TokenCounts = tuple[int, int, int, int, int]
+"""Of one request: of its prompt, of this those that were cached, of its answer; seconds of audio; pictures."""
 
 
 @dataclass(slots=True)
@@ -44,6 +44,7 @@ class Asked:
     streams: bool = False
     hides: bool = False
     free: bool = False
+    images: int = 0
 
 
 class RequestMeter(Charge):
@@ -111,9 +112,10 @@ class RequestMeter(Charge):
         output = int(given(b"completion_tokens") or given(b"output_tokens", 0))
         cached = int(given(b"cached_tokens") or given(b"cache_read_input_tokens", 0))
         seconds = int(given(b"seconds", 0))
-        if prompt and output:
-            return prompt, cached, output, seconds
         asked = self._asked
+        images = asked.images if answered else 0
+        if prompt and output:
+            return prompt, cached, output, seconds, images
         if answered and not asked.free:
             if prompt is None:
                 prompt = asked.prompt_tokens
@@ -122,7 +124,7 @@ class RequestMeter(Charge):
                     output = self._events
                 else:  # of which nothing has been relayed, or that a replica works on in the background
                     output = min(self.reserved[0] - prompt, int(self.grant.tenants.answer_tokens))
-        return prompt or 0, cached, max(0, output), seconds
+        return prompt or 0, cached, max(0, output), seconds, images
 
 
 def _without_event(body: bytes, at: int) -> bytes:

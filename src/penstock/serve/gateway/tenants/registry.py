@@ -150,7 +150,7 @@ class Tenants:
         mean = grant.tenants.answer_tokens
         most = int(mean) if answer is None else answer
         tokens, price = asked.prompt_tokens + most, self._prices.find(model, adapter)
-        cost = 0 if price is None else price.cost(asked.prompt_tokens, 0, most)
+        cost = 0 if price is None else price.cost(asked.prompt_tokens, 0, most, images=asked.images)
         try:
             reserve(grant.limited, tokens, second, self._day(seconds), seconds, cost, free=asked.free)
         except Overloaded:
@@ -176,13 +176,13 @@ class Tenants:
         meter.is_open = False
         seconds, second, grant = time.time(), int(time.monotonic()), meter.grant
         price, today = self._prices.find(model, meter.adapter), self._day(seconds)
-        prompt, cached, output, audio_s = tokens
-        cost = 0 if price is None else price.cost(prompt, cached, output, audio_s)
+        prompt, cached, output, *_ = tokens
+        cost = 0 if price is None else price.cost(*tokens)
         settle(grant.limited, meter.reserved, (prompt + output, cost), meter.begun, second, today)
         meter.settle(weighed(prompt, cached, output))
         row = self.usage.counters.row(grant.tenant, grant.name, model, meter.adapter, meter.tier, seconds)
         row.requests += 1
-        row.add(prompt, cached, output, audio_s, cost)
+        row.add(*tokens, cost)
         if failed:
             row.errors += 1
             row.refused += not reached
