@@ -17,7 +17,7 @@ from penstock.config.fleet.document import document
 from penstock.config.fleet.plan import FleetPlan, plan
 from penstock.errors import ConfigError, ModelNotFound
 from penstock.preflight.start import missing_folders
-from penstock.serve.builders import build_llm_deployment, versions
+from penstock.serve.builders import build_llm_deployment, build_openai_app, versions
 from penstock.serve.gateway.catalogue import Catalogue, ServedModel
 from penstock.serve.gateway.telemetry.shadows import _append
 from penstock.serve.routing.split import pick
@@ -46,6 +46,17 @@ def test_each_version_is_a_config():
     assert b.engine_kwargs == {"reply": "b", "max_num_seqs": 3}
     assert b.fallbacks == ["m"]
     assert plan(fleet(A, B), LLMServingArgs.parse(document(fleet(A, B)))).is_empty
+
+
+def test_prices_name_a_model_or_one_of_its_versions():
+    own = [{"name": name, "engine_kwargs": {"reply": name}} for name in "bc"]
+    model = {"model_loading_config": {"model_id": "qwen"}, "llm_engine": "sim", "versions": own}
+    prices = {"qwen": {}, "qwen:legal": {}, "qwen@b": {}, "qwen@b:legal": {}}
+    build_openai_app(LLMServingArgs.parse({"llm_configs": [model], "gateway": {"prices": prices}}))
+    with pytest.raises(ConfigError, match="prices names 'qwen@d'"):
+        build_openai_app(
+            LLMServingArgs.parse({"llm_configs": [model], "gateway": {"prices": {"qwen@d": {}}}})
+        )
 
 
 @pytest.mark.parametrize(

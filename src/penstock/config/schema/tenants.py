@@ -125,7 +125,7 @@ class PriceConfig(StrictModel):
     )
     output: float = setting(0.0, "Answers.", ge=0)
     image: float = setting(0.0, "One picture in a prompt, beside its tokens.", ge=0)
-    audio_second: float = setting(0.0, "One second of audio that is transcribed, where the engine reports it.", ge=0)
+    audio_second: float = setting(0.0, "One second of transcribed audio, where the engine reports it.", ge=0)
 
 
 _Url = Annotated[

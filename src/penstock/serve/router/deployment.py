@@ -116,9 +116,8 @@ class RouterDeployment:
             max(0.0, options["graceful_shutdown_timeout_s"] - _CLOSING_S),
         )
         Catalogue(live.cards, gateway.default_model)  # a gateway that runs could only log its error
-        if unknown := [
-            name for name in gateway.prices if name.partition(":")[0] not in ids and name not in ids
-        ]:
+        known_names = {*ids, *(card.name for card in live.cards)}
+        if unknown := [one for one in gateway.prices if not {one, one.partition(":")[0]} & known_names]:
             raise ConfigError(f"gateway.prices names '{unknown[0]}'; the models' ids are {', '.join(ids)}.")
         # Where it is set, the class has its own use for it.
         told = live.dump() if options.get("user_config") is None else None

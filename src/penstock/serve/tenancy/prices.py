@@ -40,16 +40,17 @@ class PriceList:
         self._prices = {name: _price(one) for name, one in given.items()}
 
     def find(self, model: str, adapter: str) -> Price | None:
-        """Of an adapter without a price, its model's."""
-        found = self._prices
+        """Of an adapter without a price, its model's; of a version, `MODEL@NAME`, that of what it is of."""
+        found, names = self._prices, (model, model.partition("@")[0])
         if not found:
             return None
-        return (found.get(f"{model}:{adapter}") if adapter else None) or found.get(model)
+        keys = [f"{name}:{adapter}" for name in names] if adapter else []
+        return next((found[one] for one in (*keys, *names) if one in found), None)
 
     def dearest(self, models: Sequence[str], prompt: int, cached: int, output: int) -> int:
         """The cost of these tokens by the model of these for which it is highest."""
-        costs = (self._prices[one].cost(prompt, cached, output) for one in models if one in self._prices)
-        return max(costs, default=0)
+        prices = (self.find(one, "") for one in models)
+        return max((one.cost(prompt, cached, output) for one in prices if one is not None), default=0)
 
 
 def nano(amount: float) -> int:
