@@ -29,7 +29,7 @@ _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\]')
 
 
 TokenCounts = tuple[int, int, int, int, int]
-"""Of one request: of its prompt, of this those that were cached, of its answer; seconds of audio; pictures."""
+"""Of one request: of its prompt, of this those that were cached, of its answer; seconds of audio; images."""
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class RequestMeter(Charge):
         if (at := body.rfind(_USAGE)) < 0:
             return body
         if not _NOTHING.match(body, at):
-            self._found.append(body[at : at + _REPORT_BYTES])
+            self._found[1:] = [body[at : at + _REPORT_BYTES]]  # the first has a prompt, the last the answer
             if self._asked.hides:
                 return _without_event(body, at)
         return body
