@@ -25,6 +25,7 @@ from penstock.config.schema.tenants import (
     hashed,
 )
 from penstock.errors import BadRequest, Overloaded, QuotaExhausted, RateLimited
+from penstock.serve.gateway.tenants.meter import Asked, RequestMeter
 from penstock.serve.gateway.tenants.registry import Tenants
 from penstock.serve.tenancy import limits
 from penstock.serve.tenancy import store as stores
@@ -496,6 +497,17 @@ def test_a_later_process_reads_what_is_on_disk(tmp_path: Path):
     assert file.stat().st_mode & 0o077 == 0
     with pytest.raises(sqlite3.ProgrammingError):
         second.settle(Settlement("p", 1, []))
+
+
+def test_a_stream_that_reports_its_usage_all_the_time_is_not_kept():
+    keys = table(KeyConfig(tenant="a", name="k", hash=hashed("k" * 20)))
+    grant = keys.find(b"k" * 20, 0.0)
+    meter = RequestMeter(grant, Asked(10, None, streams=True), 0.0, (266, 0), 0, "", "default")
+    meter.stream(b'data: {"message":{"usage":{"input_tokens":9,"cache_read_input_tokens":4}}}\n\n')
+    for tokens in range(1, 2001):
+        meter.stream(b'data: {"usage":{"output_tokens":%d}%s}\n\n' % (tokens, b" " * 900))
+    assert meter.tokens(answered=True) == (13, 4, 2000, 0, 0)
+    assert sum(map(len, meter._found)) < 4096
 
 
 # -- as OpenAI's clients read it
