@@ -165,3 +165,8 @@ async def test_the_issuers_last_keys_go_on_and_new_ones_are_fetched(
     issuer.status, issuer.keys = 200, [public(OTHER, "other")]
     assert (await asked(served, issuer.token(OTHER, "other"))).status_code == 200
     assert (await asked(served, old)).status_code == 401  # its key was taken back
+    replaced = issuer.token(OTHER, "other")
+    assert (await asked(served, replaced)).status_code == 200
+    issuer.keys = [public(RSA, "other")]  # a new key under the old id
+    assert (await asked(served, issuer.token(kid="unknown"))).status_code == 401  # has them fetched
+    assert (await asked(served, replaced)).status_code == 401

@@ -44,6 +44,7 @@ class IssuedTokens:
         self.config = config
         self._table = table
         self._known: dict[str, jwt.PyJWK] = {}
+        self._said: object = None  # by the issuer, of its keys
         self._fetching: asyncio.Task[None] | None = None
         self._fetched_at = 0.0
         self._watching = asyncio.create_task(self._watch())
@@ -121,16 +122,16 @@ class IssuedTokens:
 
     async def _fetch(self) -> None:
         try:
-            known = await self._load()
+            known, said = await self._load()
         except Exception as error:  # of the network, of what it answered, or of a missing PyJWT
             log.error("Keys of %s cannot be fetched, the last ones stay: %r", self.config.issuer, error)
             return
-        if known.keys() != self._known.keys():
+        if said != self._said:
             self._table.forget_tokens()  # of a key that was taken back
-        self._known = known
+        self._known, self._said = known, said
 
-    async def _load(self) -> dict[str, jwt.PyJWK]:
-        """By id. Raises: what reading and parsing raise."""
+    async def _load(self) -> tuple[dict[str, jwt.PyJWK], object]:
+        """By id; and as the issuer says them. Raises: what reading and parsing raise."""
         import jwt
 
         issuer, url = self.config.issuer, self.config.jwks_url
@@ -143,7 +144,7 @@ class IssuedTokens:
                 url = about["jwks_uri"]
             given = await _read(session, url)
         usable = (key for key in jwt.PyJWKSet.from_dict(given).keys if key.algorithm_name in _ALGORITHMS)
-        return {key.key_id or "": key for key in usable if key.public_key_use in (None, "sig")}
+        return {key.key_id or "": key for key in usable if key.public_key_use in (None, "sig")}, given
 
 
 async def _read(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
