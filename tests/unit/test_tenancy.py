@@ -436,7 +436,7 @@ def test_usage_is_summed_by_what_is_asked_for(store: UsageStore):
     ]
     store.settle(Settlement("p", 1, rows), NOON)
     by_tenant = {one["tenant"]: one for one in used(store, "tenant")}
-    assert list(by_tenant["a"].values()) == ["a", 3, 30, 5, 10, 1, 0, 0, 0]
+    assert list(by_tenant["a"].values()) == ["a", 3, 30, 5, 10, 1, 0, 0, 0, 0]
     assert [(one["day"], one["model"], one["requests"]) for one in used(store, "day", "model")] == [
         ("2026-11-30", "m", 3),
         ("2026-12-01", "n", 4),
