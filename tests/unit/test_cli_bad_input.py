@@ -14,6 +14,7 @@ import pytest
 from penstock.cli import main
 from penstock.cli.batch import run as batch_run
 from penstock.cli.batch import submit
+from penstock.cli.client.service import Service
 from penstock.cli.models import check, precheck
 from penstock.cli.models.options import Arguments
 from penstock.cli.models.plan import make_plan
@@ -252,3 +253,15 @@ def test_what_the_nodes_of_a_cluster_may_have_is_not_refused_here(
     assert precheck.checked(plan, "10.0.0.1:6379") == plan
     with pytest.raises(ConfigError, match="no node has a GPU"):
         precheck.checked(plan, None)
+
+
+@pytest.mark.parametrize("around", ["{}\r\n", " {}\r", "{}"])
+def test_a_key_out_of_a_file_is_sent_without_its_line_end(around: str):
+    assert Service(NOBODY, around.format("pk_of-a-file"))._headers["authorization"] == "Bearer pk_of-a-file"
+
+
+@pytest.mark.parametrize("key", ["pk_of-a\nfile", "pk_of-a\rfile", "“pk_of-a-file”"])
+def test_a_key_that_no_header_can_have_is_refused_without_showing_it(key: str):
+    with pytest.raises(ConfigError) as refused:
+        Service(NOBODY, key)
+    assert "pk_of" not in str(refused.value)

@@ -32,7 +32,7 @@ class Service:
         """key_hint: a sentence for users whose key is refused. own: the service is this user's, on this
         machine, so its certificate, which is made out to other names, is not checked.
 
-        Raises: ConfigError when `url` is not the address of a service.
+        Raises: ConfigError when `url` is not the address of a service, or no header can have the key.
         """
         parts = parsed(url)
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path}"
@@ -42,7 +42,9 @@ class Service:
         self._netloc, self._path = parts.netloc, parts.path
         self._key_hint = key_hint
         self._headers = {"content-type": "application/json"}
-        if key:
+        if key := (key or "").strip():  # of a line of a file, which may end as Windows has it
+            if not (key.isascii() and key.isprintable()):  # `http.client` would show it in its error
+                raise ConfigError("The key has a line break, or another character that no header can have.")
             self._headers["authorization"] = f"Bearer {key}"
 
     def send(
