@@ -249,6 +249,13 @@ def test_cpus_are_counted_over_all_replicas(yaml: str):
     assert cpus_needed(make_plan(Arguments(sources=(yaml,))).configs) == 6
 
 
+@pytest.mark.parametrize(("scaling", "most"), [("", 100), (", autoscaling_config: {max_replicas: 70}", 70)])
+def test_the_most_replicas_that_serve_may_start_by_itself_count(tmp_path: Path, scaling: str, most: int):
+    text = "model_loading_config: {model_id: m}\nllm_engine: sim\ndeployment_config: {num_replicas: auto"
+    (tmp_path / "m.yaml").write_text(f"{text}{scaling}}}\n")
+    assert cpus_needed(make_plan(Arguments(sources=(str(tmp_path / "m.yaml"),))).configs) == most
+
+
 def test_preprocessors_of_their_own_count(tmp_path: Path):
     own = "{autoscaling_config: {max_replicas: 4}, ray_actor_options: {num_cpus: 0.5}}"
     text = "model_loading_config: {model_id: m}\nllm_engine: sim\npreprocessor: copy:copy\n"

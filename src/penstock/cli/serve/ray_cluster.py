@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.config import LLMConfig
 from penstock.config.derive.prefill import halves
-from penstock.config.derive.serve_options import most_replicas, reserved
+from penstock.config.derive.serve_options import replica_range, reserved
 from penstock.config.schema.processing import own_deployment
 from penstock.data.backends.ray_cluster import connection_options, init_ray
 from penstock.errors import Unavailable
@@ -141,7 +141,7 @@ def cpus_needed(configs: Iterable[LLMConfig]) -> int:
     configs = list(configs)
     deployed = [half for config in configs for half in halves(config)]
     options = [half.get_serve_options() for half in deployed] + preprocessors(deployed)
-    cpus = (most_replicas(one) * sum(bundle.get("CPU", 0) for bundle in reserved(one)) for one in options)
+    cpus = (replica_range(one)[1] * sum(bundle.get("CPU", 0) for bundle in reserved(one)) for one in options)
     return math.ceil(sum(cpus))
 
 

@@ -137,7 +137,7 @@ def replica_range(options: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def most_replicas(options: Mapping[str, Any]) -> int:
-    """Replicas of a deployment with these options; the maximum of a range."""
+    """Engines of a batch job with these options, which all start: the maximum of a range; 1 for `auto`."""
     scaling = options.get("autoscaling_config") or {}
     most = scaling.get("max_replicas") or options.get("num_replicas") or 1
     return most if isinstance(most, int) else 1
