@@ -129,6 +129,14 @@ def test_refusal_is_a_sentence(service: Recorder, status: int, reply: Any, says:
     assert says in done.stderr
 
 
+@pytest.mark.parametrize("command", ["usage --by=foo", "ctl status --model=foo"])
+def test_a_mistake_in_the_command_that_the_service_finds_is_exit_code_2(service: Recorder, command: str):
+    error = {"message": "'foo' is wrong.", "code": "invalid_request"}
+    service.replies |= dict.fromkeys(("/admin/usage", "/admin/status"), (400, {"error": error}))
+    done = CliRunner().invoke(app, [*command.split(), "--url", service.url])
+    assert (done.exit_code, "'foo' is wrong." in done.stderr) == (2, True)
+
+
 def test_a_fleet_without_an_admin_key_says_so(service: Recorder):
     refusal = {"error": {"message": "There is no path '/admin/fleet/history' here."}}
     service.replies["/admin/fleet/history"] = (404, refusal)

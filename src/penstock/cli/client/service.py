@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.bench.load.target import parsed, tls_context
 from penstock.cli.models.options import HERE
-from penstock.errors import ConfigError, Error, NotFound, Unauthorized, Unavailable
+from penstock.errors import BadRequest, ConfigError, Error, NotFound, Unauthorized, Unavailable
 from penstock.options import option
 
 _CONNECT_S = 5.0
@@ -127,7 +127,7 @@ class Service:
             )
         if status == Unauthorized.status:
             return Unauthorized(f"{message} {self._key_hint}".rstrip())
-        if code == ConfigError.code:
+        if code in (ConfigError.code, BadRequest.code):  # a mistake in the command, or in its file
             return ConfigError(message)
         kinds = (kind for kind in (NotFound, Unavailable) if kind.status == status)
         return next(kinds, Error)(message)

@@ -34,7 +34,6 @@ from penstock.config.loading import keys_file
 from penstock.config.messages.redact import masked
 from penstock.config.schema.settings import service_name
 from penstock.errors import (
-    BadRequest,
     ConfigError,
     Conflict,
     Error,
@@ -292,7 +291,7 @@ class FleetVersions:
         if version is None:
             good = [one.version for one in self.history()[1:] if one.outcome == APPLIED]
             if not good:
-                raise BadRequest("There is no earlier version that was applied.")
+                raise Conflict("There is no earlier version that was applied.")
             version = good[0]
         match, what = if_match or str(newest.version), f"rollback to version {version}"
         return await self.apply(self._document(version), who, match, take_over, what, always=False)
