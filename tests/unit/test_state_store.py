@@ -1,9 +1,12 @@
 """What is desired outlives whoever wrote it."""
 
+import sqlite3
 from pathlib import Path
 
 import pytest
 
+from penstock.errors import Unavailable
+from penstock.serve.control import desired
 from penstock.serve.control.desired import DesiredStates, file_name
 from penstock.serve.control.state import DesiredState
 
@@ -87,3 +90,24 @@ def test_a_broken_file_does_not_keep_control_from_its_followers(
     store.set("m", DesiredState(version=1, sleep=1))
     assert store.get("m").sleep == 1
     assert "in memory only" in caplog.text
+
+
+def test_a_file_that_was_locked_is_read_by_the_next_control(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(desired, "_LOCKED_S", 0.01)
+    file = tmp_path / "x.sqlite"
+    opened(file).set("m", DesiredState(sleep=1))
+    other = sqlite3.connect(file, isolation_level=None)  # a control that hangs while it writes
+    other.execute("BEGIN EXCLUSIVE")
+    store = opened(file)
+    store.check()
+    store.set("n", DesiredState(sleep=1))
+    assert (store.get("m").sleep, store.get("n").sleep) == (0, 1)
+    assert "in memory only until the file is free" in caplog.text
+    other.rollback()
+    with pytest.raises(Unavailable, match="control restarts"):
+        store.check()
+    again = opened(file)
+    again.check()
+    assert again.get("m").sleep == 1

@@ -331,6 +331,7 @@ class LLMControl:
     def check_health(self) -> None:
         """Serve's hook."""
         self._listener.check()
+        self._desired.check()
 
     def __del__(self) -> Any:
         """Serve's shutdown hook: Serve awaits what it returns."""

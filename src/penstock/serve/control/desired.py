@@ -12,16 +12,20 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from penstock.errors import Unavailable
 from penstock.serve.control import operations
 from penstock.serve.control.state import FOLLOW_S, DesiredState
+from penstock.serve.tenancy.store import is_locked
 
 log = logging.getLogger(__name__)
+
+_LOCKED_S = 5.0  # how long to wait for a file that another process keeps locked
 
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS desired (model TEXT, replica TEXT, state BLOB, PRIMARY KEY (model, replica))"
@@ -67,15 +71,27 @@ class DesiredStates:
     def __init__(self, file: Path) -> None:
         """Also removes the files of earlier clusters at this address. Without a disk it works in memory."""
         self._file = file
+        self._locked = False
         self.changed = Signal()
         """Sent at each change here, and of what followers report."""
         try:
             self._open(file)
         except (OSError, sqlite3.Error) as error:  # followers cannot do without control
-            log.error("%s: %s. The desired state is in memory only.", file, error)
+            self._locked = is_locked(error)
+            until = " until the file is free" if self._locked else ""
+            log.error("%s: %s. The desired state is in memory only%s.", file, error, until)
             self._open(Path(":memory:"))
         self.version = max((desired.version for desired in self._rows.values()), default=0)
         """The highest so far."""
+
+    def check(self) -> None:
+        """Raises: Unavailable once the file that another process kept locked is free. It has what this store
+        lacks, such as the fleet: the next control goes on with that.
+        """
+        if self._locked:
+            with suppress(sqlite3.Error), closing(sqlite3.connect(self._file, timeout=0)) as found:
+                found.execute("SELECT 1 FROM desired")
+                raise Unavailable(f"{self._file} is free again: control restarts, and reads it.")
 
     def _open(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +99,9 @@ class DesiredStates:
         for other in file.parent.glob(f"{address}*.sqlite"):
             if other != file:
                 other.unlink(missing_ok=True)
-        self._connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+        self._connection = sqlite3.connect(
+            file, timeout=_LOCKED_S, isolation_level=None, check_same_thread=False
+        )
         self.connection = self._connection  # for what else control stores
         if file.exists():
             file.chmod(0o600)  # the fleet may hold keys

@@ -70,6 +70,11 @@ def since_s(text: str, now: float, param: str = "since") -> float:
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
+def is_locked(error: Exception) -> bool:
+    """Whether another process keeps an SQLite file locked."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY  # or one of its kinds
+
+
 class UsageStore:
     """Safe to share between threads and processes."""
 
@@ -90,7 +95,7 @@ class UsageStore:
             file.chmod(0o600)
         except (OSError, sqlite3.Error) as error:
             self._open(":memory:")
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:  # or one of its kinds
+            if is_locked(error):
                 self._locked = file
                 log.error("%s: %s. Usage is kept by gateways until the file is free.", file, error)
             else:
