@@ -77,17 +77,33 @@ class WithoutRay(FleetVersions):
     async def _planned(self, *_: object) -> FleetPlan:
         return FleetPlan([], is_complete=False)
 
-    async def _apply(self, version: int) -> None:
+    async def _apply(self, version: int, wait_s: float = 0.0) -> None:
         self._end(version, APPLIED)
+
+
+class Deployed(FleetVersions):
+    def _deploy(self, version: int) -> None:
+        """It runs at once."""
+
+
+async def test_the_next_control_hears_gateways_before_it_says_applied(
+    file: Path, monkeypatch: pytest.MonkeyPatch, patched
+):
+    patched("penstock.serve.control.application.state", lambda _: ("RUNNING", {}))
+    monkeypatch.setattr("penstock.serve.control.fleet._LOOK_S", 0.001)
+    monkeypatch.setattr("penstock.serve.control.fleet.GONE_S", 0.2)
+    faults: list[str] = []
+    versions = Deployed(DesiredStates(file).connection, "app", lambda: faults)
+    versions._add("ci", "a live", APPLYING, {}, {})
+    asyncio.get_running_loop().call_later(0.2, faults.append, "no keys")  # before the wait has begun
+    versions.resume()
+    await until(lambda: versions.history()[0].outcome != APPLYING)
+    assert versions.history()[0].outcome == "failed: a gateway stays as it was, and tries again: no keys"
 
 
 async def test_an_apply_that_lacks_only_adapters_is_applied_once_they_are_there(
     file: Path, monkeypatch: pytest.MonkeyPatch, patched
 ):
-    class Deployed(FleetVersions):
-        def _deploy(self, version: int) -> None:
-            """It runs at once."""
-
     def adapters() -> tuple[list[str], list[str]]:
         return [], [f"a replica of '{model}' keeps its adapters" for model in missing]
 
@@ -96,7 +112,7 @@ async def test_an_apply_that_lacks_only_adapters_is_applied_once_they_are_there(
 
     missing = ["a"]
     patched("penstock.serve.control.application.state", lambda _: ("RUNNING", {}))
-    for name in ("_LOOK_S", "_LOOK_AGAIN_S"):
+    for name in ("_LOOK_S", "_LOOK_AGAIN_S", "GONE_S"):
         monkeypatch.setattr(f"penstock.serve.control.fleet.{name}", 0.01)
     first = versions()
     first._add("ci", "a live", APPLYING, {}, {})

@@ -44,6 +44,7 @@ from penstock.errors import (
 )
 from penstock.preflight.start import faults_of_storage, missing_folders
 from penstock.serve.control import application, stored_fleet
+from penstock.serve.control.state import GONE_S
 from penstock.serve.control.stored_fleet import APPLIED, APPLYING, SUPERSEDED, FleetVersion, StoredVersion
 
 log = logging.getLogger(__name__)
@@ -332,10 +333,10 @@ class FleetVersions:
     # -- an apply
 
     def resume(self) -> None:
-        """Goes on with what an earlier control began."""
+        """Goes on with what an earlier control began. It ends when followers have had time to report here."""
         if (known := self.history()) and known[0].outcome.startswith((APPLYING, _ADAPTERS_KEPT)):
             log.info("Applying version %d of the fleet, which an earlier control began.", known[0].version)
-            self._applying = asyncio.create_task(self._apply(known[0].version))
+            self._applying = asyncio.create_task(self._apply(known[0].version, GONE_S))
         self._store()
 
     async def _planned(self, newest: FleetVersion, fleet: Document) -> FleetPlan:
@@ -362,15 +363,18 @@ class FleetVersions:
         note = f"Version {newest.version}, with which this is compared, is not there: {newest.outcome}."
         return replace(found, is_complete=False, notes=[*found.notes, note])
 
-    async def _apply(self, version: int) -> None:
+    async def _apply(self, version: int, wait_s: float = 0.0) -> None:
         """To its end, or until it is cancelled. Serve keeps replicas whose version is the same, so that it
         can be done again. Where replicas only keep their adapters and try again, it ends when they could.
+
+        wait_s: for gateways and replicas to report, before a control that is new knows what they say of it.
         """
         said = self._newest().outcome
         try:
             if said == APPLYING:
                 await asyncio.to_thread(self._deploy, version)
                 self._retry_adapters()
+            await asyncio.sleep(wait_s)
             while True:
                 await asyncio.sleep(_LOOK_S if said == APPLYING else _LOOK_AGAIN_S)
                 try:
