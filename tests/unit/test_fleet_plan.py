@@ -254,3 +254,7 @@ def test_threads_may_build_at_the_same_time():
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(versions, [args] * 40))
     assert found == [versions(args)] * 40
+
+
+def test_another_file_of_a_routing_policy_is_a_change_by_itself():
+    assert not FleetPlan([], restarts=["LLMRouter"]).is_empty

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.waiting import until
 
 from penstock.cli.client.fleet import FleetChange, _followed, _stored, history
 from penstock.cli.client.service import AdminTarget
+from penstock.config import LLMServingArgs
 from penstock.config.fleet.plan import FleetPlan
 from penstock.config.schema.settings import Settings
 from penstock.errors import (
@@ -29,6 +31,7 @@ from penstock.errors import (
     reasons,
     sentence,
 )
+from penstock.serve.builders import versions as versions_of
 from penstock.serve.control import application, stored_fleet
 from penstock.serve.control.desired import DesiredStates
 from penstock.serve.control.fleet import APPLIED, APPLYING, SUPERSEDED, FleetVersions
@@ -65,7 +68,7 @@ def test_only_an_apply_that_goes_on_ends(file: Path, patched):
     notes: list[str] = []
     patched("penstock.progress.note", notes.append)
     fleet = FleetVersions(DesiredStates(file).connection, "app")
-    version = fleet._add("ci", "a live", APPLYING, {}, {"a": 100})
+    version = fleet._add("ci", "a live", APPLYING, {}, {"a": 100}, {})
     fleet._end(version, SUPERSEDED)
     fleet._end(version, APPLIED)
     assert [one.outcome for one in fleet.history()] == [SUPERSEDED]
@@ -74,11 +77,37 @@ def test_only_an_apply_that_goes_on_ends(file: Path, patched):
 
 
 class WithoutRay(FleetVersions):
-    async def _planned(self, *_: object) -> FleetPlan:
-        return FleetPlan([], is_complete=False)
+    async def _planned(self, *_: object) -> tuple[FleetPlan, dict[str, str]]:
+        return FleetPlan([], is_complete=False), {}
 
     async def _apply(self, version: int, wait_s: float = 0.0) -> None:
         self._end(version, APPLIED)
+
+
+async def test_a_plan_compares_with_what_was_deployed_and_not_with_code_as_it_is_now(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patched
+):
+    def hooked(name: str) -> Any:
+        return fleet("a", gateway={"port": 8000}) | {
+            "llm_configs": [fleet("a")["llm_configs"][0] | {"preprocessor": f"{name}:add"}]
+        }
+
+    patched("penstock.serve.control.fleet.ray.nodes", list)
+    monkeypatch.setattr("penstock.serve.control.fleet.ray.available_resources", dict)
+    monkeypatch.syspath_prepend(tmp_path)
+    code, moved = tmp_path / "fleet_versions_hook.py", tmp_path / "fleet_versions_moved.py"
+    code.write_text("def add(body): return body\n")
+    deployments = versions_of(LLMServingArgs.parse(hooked(code.stem)))
+    versions = FleetVersions(DesiredStates(file).connection, "app")
+    versions.record({}, hooked(code.stem), "penstock serve", deployments)
+    assert (await versions.plan(hooked(code.stem)))["is_empty"]
+    code.write_text("def add(body): return {**body, 'seed': 1}\n")
+    edited = await versions.plan(hooked(code.stem))
+    assert edited["restarts"] == ["LLMServer:a"]
+    assert not edited["is_empty"]
+    code.rename(moved)
+    del sys.modules[code.stem]
+    assert (await versions.plan(hooked(moved.stem)))["restarts"] == ["LLMServer:a"]
 
 
 class Deployed(FleetVersions):
@@ -94,7 +123,7 @@ async def test_the_next_control_hears_gateways_before_it_says_applied(
     monkeypatch.setattr("penstock.serve.control.fleet.GONE_S", 0.2)
     faults: list[str] = []
     versions = Deployed(DesiredStates(file).connection, "app", lambda: faults)
-    versions._add("ci", "a live", APPLYING, {}, {})
+    versions._add("ci", "a live", APPLYING, {}, {}, {})
     asyncio.get_running_loop().call_later(0.2, faults.append, "no keys")  # before the wait has begun
     versions.resume()
     await until(lambda: versions.history()[0].outcome != APPLYING)
@@ -115,7 +144,7 @@ async def test_an_apply_that_lacks_only_adapters_is_applied_once_they_are_there(
     for name in ("_LOOK_S", "_LOOK_AGAIN_S", "GONE_S"):
         monkeypatch.setattr(f"penstock.serve.control.fleet.{name}", 0.01)
     first = versions()
-    first._add("ci", "a live", APPLYING, {}, {})
+    first._add("ci", "a live", APPLYING, {}, {}, {})
     first.resume()
     await until(lambda: first.history()[0].outcome == "failed: a replica of 'a' keeps its adapters")
     first.close()
@@ -149,8 +178,8 @@ async def test_a_save_by_a_command_that_applied_it_undoes_no_rollback(file: Path
 
 async def test_a_rollback_to_what_runs_makes_no_version(file: Path):
     class Unchanged(WithoutRay):
-        async def _planned(self, *_: object) -> FleetPlan:
-            return FleetPlan([])
+        async def _planned(self, *_: object) -> tuple[FleetPlan, dict[str, str]]:
+            return FleetPlan([]), {}
 
     versions = Unchanged(DesiredStates(file).connection, "app")
     versions.record(START, fleet("a"), "penstock serve")
@@ -163,7 +192,7 @@ async def test_a_rollback_to_what_runs_makes_no_version(file: Path):
 
 def test_each_model_that_cannot_start_is_named_with_its_reason(file: Path, patched):
     versions = FleetVersions(DesiredStates(file).connection, "app")
-    versions._add("ci", "", APPLYING, fleet("a.b"), {})
+    versions._add("ci", "", APPLYING, fleet("a.b"), {}, {})
     said = {"LLMServer:a_b": "no weights", "LLMServer:old": "no weights either.", "LLMJobs": ""}
     parts = {name: SimpleNamespace(message=text) for name, text in said.items()}
     status = SimpleNamespace(value="DEPLOY_FAILED")

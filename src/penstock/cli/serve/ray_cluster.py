@@ -83,12 +83,14 @@ class Cluster:
                 f"The cluster already runs an application named {name!r}. Choose another --name."
             )
 
-    def record(self, name: str, start: dict[str, Any], fleet: dict[str, Any]) -> None:
+    def record(
+        self, name: str, start: dict[str, Any], fleet: dict[str, Any], deployments: dict[str, str | None]
+    ) -> None:
         """Tells an application's control what runs, see `LLMControl.record`."""
         from ray import serve
 
         control = serve.get_deployment_handle("LLMControl", app_name=name)
-        control.record.remote(start, fleet, "penstock serve").result(timeout_s=_CONTROL_S)
+        control.record.remote(start, fleet, "penstock serve", deployments).result(timeout_s=_CONTROL_S)
 
     def save(self, name: str, fleet: dict[str, Any]) -> str:
         """Has an application's control apply a fleet, see `LLMControl.save`."""

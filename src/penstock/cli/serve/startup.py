@@ -93,6 +93,7 @@ class Steps:
         self._stop = threading.Event()
         self._cluster: Cluster | None = None
         self.deployed = False
+        self._deployments: dict[str, str | None] = {}  # their versions, by name
 
     def begin(self) -> None:
         threading.Thread(target=self._run, name="steps", daemon=True).start()
@@ -149,6 +150,7 @@ class Steps:
     def _deploy(self, cluster: Cluster, plan: ServePlan) -> None:
         from penstock.serve.builders import build_openai_app
         from penstock.serve.control.application import deploy
+        from penstock.serve.replica.version import built
 
         if self._stop.is_set():
             return
@@ -157,7 +159,8 @@ class Steps:
         if not cluster.own:
             serving = as_guest(serving, cluster.here(), self._guest_variables())
         cluster.refuse_taken(self._name)
-        application = build_openai_app(serving)
+        with built() as self._deployments:
+            application = build_openai_app(serving)
         self.deployed = True  # from here on there may be something to remove
         deploy(application, self._name, plan.gateway.log_format)
         if not cluster.own and (niceness := cluster.niceness()):
@@ -200,7 +203,7 @@ class Steps:
             {} if cluster.own else self._guest_variables(),
             {name: os.environ[name] for name in _OF_BUILDERS if name in os.environ},
         )
-        cluster.record(self._name, asdict(start), fleet)
+        cluster.record(self._name, asdict(start), fleet, self._deployments)
 
     def _watch(self, cluster: Cluster, plan: ServePlan) -> None:
         files = WatchedFiles(self._arguments.sources, plan)

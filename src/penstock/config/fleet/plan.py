@@ -91,7 +91,7 @@ class FleetPlan:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is to be done."""
-        changed = self.gateway or any(model.action != "unchanged" for model in self.models)
+        changed = self.gateway or self.restarts or any(model.action != "unchanged" for model in self.models)
         return self.is_complete and not changed
 
     def plain(self) -> dict[str, Any]:

@@ -214,9 +214,11 @@ class LLMControl:
 
     # -- the fleet's file
 
-    async def record(self, start: dict[str, Any], fleet: dict[str, Any], who: str) -> None:
+    async def record(
+        self, start: dict[str, Any], fleet: dict[str, Any], who: str, deployments: dict[str, str | None]
+    ) -> None:
         """Says what runs, once it does; see `FleetVersions.record`."""
-        self._fleet.record(start, fleet, who)
+        self._fleet.record(start, fleet, who, deployments)
         await asyncio.to_thread(self._usage().note, who, "started the fleet")
 
     async def save(self, fleet: dict[str, Any], who: str) -> str:

@@ -58,11 +58,14 @@ _SILENCE_S = 60.0  # of storage, until the history says so
 _COLUMNS = "version, at, who, what, outcome"
 _TABLES = """
 CREATE TABLE IF NOT EXISTS fleet (version INTEGER PRIMARY KEY AUTOINCREMENT, at REAL, who TEXT, what TEXT,
-    outcome TEXT, document BLOB, surges BLOB);
+    outcome TEXT, document BLOB, surges BLOB, deployments BLOB);
 CREATE TABLE IF NOT EXISTS start (settings BLOB);
 CREATE TABLE IF NOT EXISTS seen (version INTEGER);
 CREATE TABLE IF NOT EXISTS run (file TEXT);
 """
+Deployments = Mapping[str, str | None]
+"""Versions of deployments by name, as `builders.versions`: of the user's own code as it was then."""
+
 _UNSTORED = "not stored at first"
 _NEXT_START = "The next start takes the files again, as they are then."
 _ADAPTERS_KEPT = "failed: a replica of "  # as `Followers.adapters` goes on
@@ -107,14 +110,16 @@ class FleetVersions:
 
     # -- versions
 
-    def record(self, start: Mapping[str, Any], fleet: Document, who: str) -> None:
+    def record(
+        self, start: Mapping[str, Any], fleet: Document, who: str, deployments: Deployments | None = None
+    ) -> None:
         """What has been deployed by other means. start: a `StartSettings`, as plain values."""
         self._database.execute("DELETE FROM start")
         self._database.execute("INSERT INTO start VALUES (?)", (msgspec.json.encode(start),))
         self._database.execute("DELETE FROM run")
         name = stored_fleet.file_name(self._service, time.time())
         self._database.execute("INSERT INTO run VALUES (?)", (name,))
-        self._add(who, "started", APPLIED, fleet, {})
+        self._add(who, "started", APPLIED, fleet, {}, deployments or {})
         self._see()
 
     def history(self) -> list[FleetVersion]:
@@ -122,11 +127,21 @@ class FleetVersions:
         rows = self._database.execute(f"SELECT {_COLUMNS} FROM fleet ORDER BY version DESC LIMIT {_KEEP}")
         return [FleetVersion(*row) for row in rows]
 
-    def _add(self, who: str, what: str, outcome: str, fleet: Document, surges: Mapping[str, int]) -> int:
+    def _add(
+        self,
+        who: str,
+        what: str,
+        outcome: str,
+        fleet: Document,
+        surges: Mapping[str, int],
+        deployments: Deployments,
+    ) -> int:
         """surges: `max_surge_percent` by model, while it is applied."""
+        plain = map(msgspec.json.encode, (fleet, surges, deployments))
         added = self._database.execute(
-            "INSERT INTO fleet (at, who, what, outcome, document, surges) VALUES (?, ?, ?, ?, ?, ?)",
-            (time.time(), who, what, outcome, msgspec.json.encode(fleet), msgspec.json.encode(surges)),
+            "INSERT INTO fleet (at, who, what, outcome, document, surges, deployments) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (time.time(), who, what, outcome, *plain),
         )
         version = added.lastrowid or 0
         self._database.execute("DELETE FROM fleet WHERE version <= ?", (version - _KEEP,))
@@ -235,7 +250,7 @@ class FleetVersions:
     async def plan(self, fleet: Document) -> dict[str, Any]:
         """What an apply would do, and to which version. Raises: ConfigError, Conflict."""
         newest = self._newest()
-        found = await self._planned(newest, fleet)
+        found, _ = await self._planned(newest, fleet)
         return {"version": newest.version, **found.plain()}
 
     async def apply(
@@ -265,7 +280,7 @@ class FleetVersions:
                     f"{newest.who} applies version {newest.version} now ({newest.what}): wait until it is "
                     "there, or take over with --take-over."
                 )
-            found = await self._planned(newest, fleet)
+            found, deployments = await self._planned(newest, fleet)
             if found.faults:
                 raise ConfigError(" ".join(found.faults))
             if found.is_empty and not always:
@@ -275,7 +290,8 @@ class FleetVersions:
             surges = {one.model: one.surge_percent for one in found.models if one.surge}
             if self._applying is not None:
                 self._applying.cancel()
-            version = self._add(who, what or found.summary, APPLYING, fleet, {**earlier, **surges})
+            what = what or found.summary
+            version = self._add(who, what, APPLYING, fleet, {**earlier, **surges}, deployments)
             self._end(newest.version, f"{SUPERSEDED} by version {version}, by {who}")
             self._applying = asyncio.create_task(self._apply(version))
         return {**msgspec.to_builtins(self._newest()), "plan": found.plain()}
@@ -339,13 +355,13 @@ class FleetVersions:
             self._applying = asyncio.create_task(self._apply(known[0].version, GONE_S))
         self._store()
 
-    async def _planned(self, newest: FleetVersion, fleet: Document) -> FleetPlan:
-        def planned() -> FleetPlan:
+    async def _planned(self, newest: FleetVersion, fleet: Document) -> tuple[FleetPlan, Deployments]:
+        def planned() -> tuple[FleetPlan, Deployments]:
             before, after = self._served(self._document(newest.version)), self._served(fleet)
             is_guest = bool(self._start().node)
             if after.gateway.keys_file is not None and not is_guest:  # else it is on another node
                 keys_file.load(after.gateway.keys_file)
-            old, new = (_builders().versions(args) for args in (before, after))
+            old, new = self._document(newest.version, "deployments"), _builders().versions(after)
             restarts = [name for name in new if name in old and (new[name] is None or new[name] != old[name])]
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             free = ray.available_resources() if _CAN_SURGE else None
@@ -355,13 +371,13 @@ class FleetVersions:
                 *faults_of_storage(after),
                 *(() if is_guest else _not_here(found, after)),
             ]
-            return replace(found, faults=faults)
+            return replace(found, faults=faults), new
 
-        found = await asyncio.to_thread(planned)
-        if newest.outcome == APPLIED:
-            return found
-        note = f"Version {newest.version}, with which this is compared, is not there: {newest.outcome}."
-        return replace(found, is_complete=False, notes=[*found.notes, note])
+        found, deployments = await asyncio.to_thread(planned)
+        if newest.outcome != APPLIED:
+            note = f"Version {newest.version}, with which this is compared, is not there: {newest.outcome}."
+            found = replace(found, is_complete=False, notes=[*found.notes, note])
+        return found, deployments
 
     async def _apply(self, version: int, wait_s: float = 0.0) -> None:
         """To its end, or until it is cancelled. Serve keeps replicas whose version is the same, so that it
