@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.cli.models.options import Arguments
 from penstock.cli.models.plan import make_plan
+from penstock.cli.serve import startup
 from penstock.cli.serve.watch import WatchedFiles
 from penstock.errors import ConfigError
 
@@ -20,7 +24,7 @@ def files(tmp_path: Path) -> tuple[WatchedFiles, Path, Path]:
     fleet, model = tmp_path / "fleet.yaml", tmp_path / "model.yaml"
     model.write_text(MODEL.format("a"))
     fleet.write_text("llm_configs: [model.yaml]\n")
-    watch = WatchedFiles([str(fleet)], make_plan(Arguments(sources=(str(fleet),))))
+    watch = WatchedFiles([str(fleet)])
     assert not watch.saved()
     assert not watch.saved()
     return watch, fleet, model
@@ -45,7 +49,7 @@ def test_a_file_that_is_away_is_waited_for(files: tuple[WatchedFiles, Path, Path
     other = model.with_name("other.yaml")
     other.write_text(MODEL.format("other"))
     assert [watch.saved(), watch.saved()] == [False, True]
-    watch.read(make_plan(Arguments(sources=(str(fleet),))))
+    watch.look()
     other.write_text(MODEL.format("renamed"))
     assert [watch.saved(), watch.saved()] == [False, True]
 
@@ -64,14 +68,72 @@ def test_a_config_map_is_saved_when_its_link_is_swapped(tmp_path: Path):
     for name in ("fleet.yaml", "model.yaml"):
         (tmp_path / name).symlink_to(f"..data/{name}")
     arguments = Arguments(sources=(str(tmp_path / "fleet.yaml"),))
-    watch = WatchedFiles(arguments.sources, make_plan(arguments))
+    watch = WatchedFiles(arguments.sources)
     for number, model in enumerate(("b", "c")):  # of the same length, and perhaps of the same time
         assert [watch.saved(), watch.saved()] == [False, False]
         project(f"..2026_11_29_{number}", model)
         assert [watch.saved(), watch.saved()] == [False, True]
-        plan = make_plan(arguments)
-        assert plan.configs[0].model_id == model
-        watch.read(plan)
+        watch.look()
+        assert make_plan(arguments).configs[0].model_id == model
+
+
+def watched(
+    monkeypatch: pytest.MonkeyPatch, fleet: Path, started: Callable[[], object], said: Callable[[str], object]
+) -> list[str]:
+    """The models of the first fleet that a service applies. started: called while its first one starts. said:
+    with what the command prints.
+    """
+    applied: list[str] = []
+
+    class Cluster:
+        def save(self, _: str, saved: dict[str, Any]) -> str:
+            applied.extend(one["model_loading_config"]["model_id"] for one in saved["llm_configs"])
+            steps.stop()
+            return ""
+
+    arguments = Arguments(sources=(str(fleet),), watch=True)
+    steps = startup.Steps(make_plan(arguments), arguments, lambda event: said(event.text))
+    started()
+    monkeypatch.setattr(startup, "_WATCH_S", 0.01)
+    limit = threading.Timer(60, steps.stop)
+    limit.start()
+    steps._watch(Cluster(), steps._files)
+    limit.cancel()
+    return applied
+
+
+def test_what_is_saved_while_the_first_model_starts_is_applied(
+    files: tuple[WatchedFiles, Path, Path], monkeypatch: pytest.MonkeyPatch
+):
+    _, fleet, model = files
+    assert watched(monkeypatch, fleet, lambda: model.write_text(MODEL.format("b")), print) == ["b"]
+
+
+def test_a_file_that_was_missing_or_faulty_is_watched(
+    files: tuple[WatchedFiles, Path, Path], monkeypatch: pytest.MonkeyPatch
+):
+    _, fleet, model = files
+    other, texts = model.with_name("other.yaml"), ["model_loading_config: 7", MODEL.format("other")]
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        other.write_text(texts.pop(0))
+
+    def begin() -> None:
+        fleet.write_text("llm_configs: [model.yaml, other.yaml]\n")
+
+    assert watched(monkeypatch, fleet, begin, say) == ["a", "other"]
+    assert "no such file" in said[0]
+    assert "other.yaml:1" in said[1]
+
+
+def test_a_missing_file_hides_no_other_change(files: tuple[WatchedFiles, Path, Path]):
+    watch, fleet, _ = files
+    for names in ("model.yaml, typo.yaml", "model.yaml"):
+        fleet.write_text(f"llm_configs: [{names}]\n")
+        assert [watch.saved(), watch.saved(), watch.saved()] == [False, True, False]
+        watch.look()
 
 
 def test_a_model_alone_cannot_be_watched():

@@ -91,6 +91,8 @@ class Steps:
         self._verbose, self._arguments = arguments.verbose, arguments
         self._log_encoding = plan.gateway.log_format.upper()
         self._stop = threading.Event()
+        # From here on: a model takes its time to start, and files may be saved meanwhile.
+        self._files = WatchedFiles(arguments.sources) if arguments.watch else None
         self._cluster: Cluster | None = None
         self.deployed = False
         self._deployments: dict[str, str | None] = {}  # their versions, by name
@@ -144,8 +146,8 @@ class Steps:
                 plan = engine_arguments.result()
         self._deploy(cluster, plan)
         self._wait_until_serving(cluster, plan)
-        if self._arguments.watch:
-            self._watch(cluster, plan)
+        if self._files is not None:
+            self._watch(cluster, self._files)
 
     def _deploy(self, cluster: Cluster, plan: ServePlan) -> None:
         from penstock.serve.builders import build_openai_app
@@ -205,14 +207,13 @@ class Steps:
         )
         cluster.record(self._name, asdict(start), fleet, self._deployments)
 
-    def _watch(self, cluster: Cluster, plan: ServePlan) -> None:
-        files = WatchedFiles(self._arguments.sources, plan)
+    def _watch(self, cluster: Cluster, files: WatchedFiles) -> None:
         while not self._stop.wait(_WATCH_S):
             if not files.saved():
                 continue
             try:
+                files.look()
                 plan = make_plan(self._arguments)
-                files.read(plan)
                 plan.refuse_serve_only()
                 said = cluster.save(self._name, document(read_engine_words(plan).serving))
             except Error as error:

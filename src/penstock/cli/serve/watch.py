@@ -1,9 +1,15 @@
 """`penstock serve --watch`: files whose changes are noticed when they are saved."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
-from penstock.cli.models.plan import ServePlan, is_file
+from penstock.cli.models.plan import is_file
+from penstock.config.loading import yaml_source
+from penstock.config.loading.serving_args import FORMS
+from penstock.errors import ConfigError
 
 Stamp = tuple[int, int, int] | None
 """When it was written, its size, and which file has the name; None for no file."""
@@ -12,16 +18,18 @@ Stamp = tuple[int, int, int] | None
 class WatchedFiles:
     """Polled, by name: editors rename another file into its place, volumes of Kubernetes swap a link."""
 
-    def __init__(self, sources: Iterable[str], plan: ServePlan) -> None:
-        """sources: of the command. plan: made of them."""
+    def __init__(self, sources: Iterable[str]) -> None:
+        """sources: of the command."""
         self._sources = [source for source in sources if is_file(source)]
         self._known: dict[str, Stamp] = {}
         self._before: dict[str, Stamp] = {}
-        self.read(plan)
+        self.look()
 
-    def read(self, plan: ServePlan) -> None:
-        """The files that the plan was read from are those to watch."""
-        files = {*self._sources, *(config.location.file for config in plan.configs)} - {""}
+    def look(self) -> None:
+        """Watches the sources, and the files that they name now, faulty and missing ones, too. To be called
+        before they are read, so that what is written meanwhile is noticed.
+        """
+        files = {*self._sources, *(file for source in self._sources for file in _named(source))}
         self._known = _stamps(files) | {file: self._known[file] for file in files & self._known.keys()}
 
     def saved(self) -> bool:
@@ -29,10 +37,33 @@ class WatchedFiles:
         twice a second.
         """
         before, self._before = self._before, _stamps(self._known)
-        is_saved = self._before != self._known and self._before == before and None not in before.values()
+        away = any(self._known[file] and stamp is None for file, stamp in self._before.items())
+        is_saved = self._before != self._known and self._before == before and not away
         if is_saved:
             self._known = dict(before)
         return is_saved
+
+
+def _named(source: str) -> Iterator[str]:
+    """The files of its models; none of one that is no YAML."""
+    with suppress(ConfigError):
+        for name in _names(yaml_source.read(source, twice=[])[0]):
+            folder = Path(source).parent
+            file = folder / name
+            with suppress(ConfigError):
+                file = yaml_source.find(name, folder)
+            yield str(file)
+
+
+def _names(data: Any) -> Iterator[str]:
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, list):
+        for entry in data:
+            yield from _names(entry)
+    elif isinstance(data, Mapping):
+        for key in {"applications", "args", *FORMS} & data.keys():
+            yield from _names(data[key])
 
 
 def _stamps(files: Iterable[str]) -> dict[str, Stamp]:
