@@ -122,6 +122,13 @@ def test_a_broken_file_is_left_alone(tmp_path: Path):
         assert file.read_text() == text
 
 
+def test_a_folder_that_takes_no_file_is_named(tmp_path: Path):
+    (tmp_path / "file").touch()
+    file = tmp_path / "file" / "keys.yaml"
+    said = keys("create", "--tenant", "t", "--name", "n", "--file", file, code=2)
+    assert f"{file}: cannot be written: Not a directory." in said
+
+
 def test_commands_at_the_same_time_lose_no_key(tmp_path: Path):
     file = tmp_path / "keys.json"
     words = [sys.executable, "-m", "penstock.cli", "keys", "create", "--tenant", "t", "--file", str(file)]

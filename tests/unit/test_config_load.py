@@ -371,3 +371,17 @@ def test_storage_has_a_protocol_that_there_is(tmp_path, url: str, name: str):
         f"{file}:1: jobs.storage: unknown protocol '{name}'. Name a folder, or a URL such as s3://bucket/x."
     )
     assert quick_faults([file], all_here=True) == ([said] if name else [])
+
+
+def test_the_home_of_nobody_is_a_folder_that_is_not_there(tmp_path: Path):
+    keys = "gateway: {keys_file: ~no-such-user/keys.yaml}"
+    model = "llm_configs: [{model_loading_config: {model_id: a, model_source: ~no-such-user/a}}]"
+    said = quick_faults([write(tmp_path, "a.yaml", f"{keys}\n{model}\n")], all_here=True)
+    assert any("keys.yaml: no such file" in text for text in said), said
+    assert any("'~no-such-user/a' does not exist on this machine" in text for text in said), said
+
+
+def test_a_name_that_the_system_refuses_is_no_fault_of_ours():
+    name = "a" * 300
+    assert fault(f"{name}.yaml") == f"{name}.yaml: cannot be read: File name too long."
+    assert make_plan(Arguments(sources=(name,))).configs[0].model_id == name

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,7 @@ async def prepared(config: LLMConfig, progress: Progress, *, fetch: bool = True)
 
 
 def _check(config: LLMConfig) -> None:
-    folder = Path(config.model_source).expanduser()
+    folder = Path(expanduser(config.model_source))
     if config.engine_kwargs.get("load_format") == "dummy" or not folder.exists():
         return
     try:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class ModelFiles:
 
         Raises: SourceNotFound, DownloadFailed.
         """
-        folder = Path(source.removeprefix("file://")).expanduser()
+        folder = Path(expanduser(source.removeprefix("file://")))
         if not folder.is_dir():
             folder = sources.fetch(source, only=_SMALL, tries=1)
             with suppress(DownloadFailed):  # then from the hub's cache

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def of_values(arguments: Mapping[str, Any]) -> Iterator[Mistake]:
             hint = f" Did you mean {guess!r}?" if guess else ""
             yield Mistake(f"{value!r} is not known.{hint} There are: {', '.join(allowed)}.", name)
     tokenizer = str(arguments.get("tokenizer"))
-    if tokenizer.startswith(("/", "./", "../", "~")) and not Path(tokenizer).expanduser().exists():
+    if tokenizer.startswith(("/", "./", "../", "~")) and not Path(expanduser(tokenizer)).exists():
         yield Mistake(f"there is no folder {tokenizer!r}. Correct it, or give a hub id.", "tokenizer")
 
 
@@ -194,7 +195,7 @@ def of_template(files: ModelFiles, model: ModelSize, arguments: Mapping[str, Any
 
 def _template(files: ModelFiles, given: str | None) -> str | None:
     if given:
-        return given if "{" in given else Path(given).expanduser().read_text()
+        return given if "{" in given else Path(expanduser(given)).read_text()
     if (file := files.folder / "chat_template.jinja").is_file():
         return file.read_text()
     found: Any = files.read("chat_template.json").get("chat_template")

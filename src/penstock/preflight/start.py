@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,10 @@ def examined(
     own = config.server_cls or config.callback_config.callback_class or Settings.read().engine_cls
     source = config.model_source.removeprefix("file://")
     asked = ask_hub and "://" not in source and not source.startswith(("/", ".", "~"))
-    if own or config.engine_name != "vllm" or not (asked or Path(source).expanduser().is_dir()):
+    if own or config.engine_name != "vllm" or not (asked or Path(expanduser(source)).is_dir()):
         return None
     lora = config.lora_config.dynamic_lora_loading_path if config.lora_config else None
-    adapters = Path(str(lora).removeprefix("file://")).expanduser().glob("*/adapter_config.json")
+    adapters = Path(expanduser(str(lora).removeprefix("file://"))).glob("*/adapter_config.json")
     found = sorted(file.parent for file in adapters) if lora else []
     try:
         files = ModelFiles.at(source)
@@ -130,7 +131,7 @@ def missing_folders(config: LLMConfig) -> list[str]:
         named["model_loading_config", "model_source"] = config.model_source
         named["model_loading_config", "tokenizer_source"] = loading.tokenizer_source
     paths = {
-        field: Path(source.removeprefix("file://")).expanduser()
+        field: Path(expanduser(source.removeprefix("file://")))
         for field, source in named.items()
         if isinstance(source, str) and source.startswith(("/", "./", "../", "~", "file://"))
     }

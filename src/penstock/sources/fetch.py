@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatch
+from os.path import expanduser
 from pathlib import Path, PurePosixPath
 from typing import NoReturn, TypeVar
 
@@ -108,7 +109,7 @@ def _store(source: str) -> FileSource:
         return Bucket(source)
     if is_url and scheme not in ("file", "hf"):
         return _url(source)
-    path = Path(source.removeprefix("file://")).expanduser()
+    path = Path(expanduser(source.removeprefix("file://")))
     if path.exists() or scheme == "file":
         return Folder(path)
     if scheme == "hf" or is_hub_id(source):

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from fnmatch import fnmatch
+from os.path import expanduser
 from pathlib import Path
 
 from penstock.config import LLMConfig
@@ -75,7 +76,7 @@ def with_local_sources(config: LLMConfig, files: Only = model_files, watch: Watc
 
 
 def _is_ours(source: str, config: LLMConfig) -> bool:
-    if Path(source).expanduser().exists():
+    if Path(expanduser(source)).exists():
         return False
     kwargs = config.engine_kwargs
     if kwargs.get("load_format") not in _USUAL_FORMATS or kwargs.keys() & _OWN_WAYS:

@@ -10,6 +10,7 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 from http.client import HTTPException, HTTPResponse
+from os.path import expanduser
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,7 +120,7 @@ class _Conversation:
     def attach(self, path: str) -> None:
         """/file PATH: a picture or a text that goes with the next question."""
         try:
-            data = Path(path).expanduser().read_bytes()
+            data = Path(expanduser(path)).read_bytes()
             kind = mimetypes.guess_type(path)[0] or ""
             if kind.startswith("image/"):
                 url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
@@ -134,12 +135,10 @@ class _Conversation:
     def save(self, path: str) -> None:
         """/save FILE: the conversation, as JSON messages."""
         try:
-            Path(path).expanduser().write_text(
-                json.dumps(self._messages, indent=2, ensure_ascii=False) + "\n"
-            )
+            Path(expanduser(path)).write_text(json.dumps(self._messages, indent=2, ensure_ascii=False) + "\n")
         except OSError as error:
             raise ConfigError(f"{path!r} cannot be written: {error.strerror}.") from error
-        print(f"Saved in {Path(path).expanduser().absolute()}: {len(self._messages)} messages.")
+        print(f"Saved in {Path(expanduser(path)).absolute()}: {len(self._messages)} messages.")
 
     def help(self, _: str) -> None:
         """/help: this list."""

@@ -108,14 +108,14 @@ def _source(word: str, arguments: Arguments) -> str | dict[str, Any]:
 
 def is_file(word: str) -> bool:
     """Whether a word names a config file, else it names a model."""
-    return word.endswith(YAML) or Path(word).is_file()
+    return word.endswith(YAML) or os.path.isfile(word)
 
 
 def _id_of(source: str) -> str:
     """A folder, or a link to one, is served under its own name, wherever it is; a hub id as it is."""
     if "://" in source:
         return PurePosixPath(urlsplit(source).path).name or source
-    is_path = source.startswith(("/", "./", "../", "~")) or Path(source).is_dir()
+    is_path = source.startswith(("/", "./", "../", "~")) or os.path.isdir(source)
     return Path(os.path.abspath(source)).name if is_path else source
 
 

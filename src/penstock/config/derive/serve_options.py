@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +186,7 @@ def with_uris(environment: Mapping[str, Any]) -> dict[str, Any]:
 def _uri(folder: Any) -> Any:
     if not isinstance(folder, str) or "://" in folder:
         return folder
-    return f"local://{Path(folder).expanduser().absolute()}"
+    return f"local://{Path(expanduser(folder)).absolute()}"
 
 
 def without_secrets(environment: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -32,9 +32,12 @@ def changing(path: Path) -> Generator[dict[str, Any]]:
     A missing file is made, for its owner only. Comments are lost. Raises: ConfigError, also when what is to
     be written is no file of keys.
     """
-    with suppress(FileExistsError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, _MODE)
+    try:
+        with suppress(FileExistsError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, _MODE)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}.") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         values, location = _content(path) if path.exists() else ({}, Location())

@@ -41,6 +41,13 @@ def find(name: str, folder: File | None = None) -> File:
 
     Raises: ConfigError naming the nearest existing file.
     """
+    try:
+        return _found(name, folder)
+    except OSError as error:  # in a folder that is closed to this user, or with a name that is too long
+        raise ConfigError(f"{name}: cannot be read: {error.strerror}.") from error
+
+
+def _found(name: str, folder: File | None) -> File:
     candidates = [File(name)] if folder is None else [folder / name, File(name)]
     for file in candidates:
         if file.is_file():

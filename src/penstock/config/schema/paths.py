@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ _RELATIVE = ("./", "../")
 
 def from_file(path: str, info: ValidationInfo) -> str:
     """An absolute path on this machine. In configs made in Python it counts from the working directory."""
-    return str((_folder(info) or Path()).absolute() / Path(path).expanduser())
+    return str((_folder(info) or Path()).absolute() / os.path.expanduser(path))
 
 
 def _source_from_file(source: str, info: ValidationInfo) -> str:

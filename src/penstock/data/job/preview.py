@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import islice
+from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +98,7 @@ def _load_template(config: LLMConfig | None) -> tuple[Any, str]:
         return None, "Request bodies are shown: the service makes the prompts."
     loading = config.model_loading_config
     source = loading.tokenizer_source
-    where = Path(source if isinstance(source, str) else config.model_source).expanduser()
+    where = Path(expanduser(source if isinstance(source, str) else config.model_source))
     if not where.is_dir():
         return None, f"Request bodies are shown: '{where}' is not on this machine yet."
     try:

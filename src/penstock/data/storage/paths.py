@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
+from os.path import expanduser
 from pathlib import Path
 from typing import IO, Any, Concatenate, NoReturn, ParamSpec, TypeVar
 from urllib.parse import unquote
@@ -37,7 +38,7 @@ def storage_path(url: str | os.PathLike[str]) -> StoragePath:
         text = unquote(text.removeprefix("file://").removeprefix("localhost"))
     if text.startswith("gcs://"):
         text = f"gs://{text.removeprefix('gcs://')}"
-    return RemotePath.at(text) if "://" in text else LocalPath(Path(text).expanduser().absolute())
+    return RemotePath.at(text) if "://" in text else LocalPath(Path(expanduser(text)).absolute())
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
@@ -45,7 +46,7 @@ def absolute(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path)
     if "://" in text:
         return text
-    return str(Path(text).expanduser().absolute()) + ("/" if text.endswith("/") else "")
+    return str(Path(expanduser(text)).absolute()) + ("/" if text.endswith("/") else "")
 
 
 @contextmanager
