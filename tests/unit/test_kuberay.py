@@ -280,11 +280,14 @@ def test_a_replica_larger_than_a_node_is_refused(command, capsys):
 
 def test_what_pods_lack_is_said(command, capsys, tmp_path):
     (tmp_path / "prompts.py").write_text("def polite(request): return request")
-    loading = {"model_id": "echo", "model_source": str(tmp_path)}
-    command(
-        {**SIM, "model_loading_config": loading, "preprocessor": "prompts:polite", "accelerator_type": "L4"}
-    )
+    loading = {"model_id": "echo", "model_source": str(tmp_path), "tokenizer_source": "/tokenizer"}
+    lora = {"dynamic_lora_loading_path": "s3://bucket/adapters", "adapters": {"legal": "/adapters/legal"}}
+    more = {"preprocessor": "prompts:polite", "accelerator_type": "L4", "lora_config": lora}
+    command({**SIM, "model_loading_config": loading, **more})
     told = capsys.readouterr().err
+    assert "tokenizer_source '/tokenizer' must be in the image" in told
+    assert "lora_config '/adapters/legal' must be in the image" in told
+    assert "s3://" not in told
     assert f"model_source '{tmp_path}' must be in the image" in told
     assert "preprocessor 'prompts:polite' must be in the image" in told
     assert "which nodes have L4" in told

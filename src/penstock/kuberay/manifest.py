@@ -27,6 +27,7 @@ DEFAULT_PORT = 8000
 _HEAD = "node:__internal_head__"  # Ray's resource of the head's node
 _SHARE = 0.001
 _PATHS = ("/", "./", "../", "~")
+_SOURCES = ("model_source", "tokenizer_source", "lora_config")  # or hub ids, or URLs
 _DATA = "/data"  # where the volume is mounted
 
 _HEAD_CPUS, _HEAD_MEMORY = 2, "8Gi"
@@ -201,6 +202,11 @@ def notes(serving: LLMServingArgs, site: Site) -> list[str]:
     ]
 
 
+def _adapters(config: LLMConfig) -> list[str | None]:
+    lora = config.lora_config
+    return [] if lora is None else [lora.dynamic_lora_loading_path, *lora.adapters.values()]
+
+
 def _without_nodes(groups: Sequence[WorkerGroup], site: Site) -> list[str]:
     types = dict.fromkeys(group.accelerator_type for group in groups if group.accelerator_type)
     return [
@@ -218,11 +224,13 @@ def _not_in_pods(serving: LLMServingArgs) -> list[str]:
         for config in serving.llm_configs
         for field, value in (
             ("model_source", config.model_loading_config.model_source),
+            ("tokenizer_source", config.model_loading_config.tokenizer_source),
+            *(("lora_config", source) for source in _adapters(config)),
             ("preprocessor", config.preprocessor),
             ("postprocessor", config.postprocessor),
             ("server_cls", config.server_cls),
         )
-        if isinstance(value, str) and (field != "model_source" or value.startswith(_PATHS))
+        if isinstance(value, str) and (field not in _SOURCES or value.startswith(_PATHS))
     ]
     if serving.gateway.keys_file is not None:
         named.append(("gateway.keys_file", str(serving.gateway.keys_file)))
