@@ -2,10 +2,12 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.cli.serve.fleet_models import _fleet, _without, _write
+from penstock.cli.client.fleet import FleetChange, read
+from penstock.cli.serve.fleet_models import _apply, _fleet, _without, _write
 from penstock.config.fleet.file_text import with_model, without_model
 from penstock.errors import ConfigError
 
@@ -91,6 +93,32 @@ def test_a_file_that_was_edited_meanwhile_is_written_where_it_means_the_same(tmp
     with pytest.raises(ConfigError, match="other changes"):
         _write(file, FIRST, edit(FIRST), edit, fleet)
     assert [one.name for one in tmp_path.iterdir()] == ["fleet.yaml"]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_file_gets_a_model_only_when_it_is_known_to_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], is_there: bool
+):
+    class Service(FleetChange):
+        def ask(self, method: str, path: str, *_: Any, **__: Any) -> dict[str, Any]:
+            nothing = dict.fromkeys(("models", "gateway", "restarts", "notes"), ())
+            return {"version": 2, "is_empty": is_there, "gpus": (0, 0, 0), **nothing}
+
+    file = tmp_path / "fleet.yaml"
+    file.write_text(FIRST)
+    assert _apply(Service("", None, wait=0.0), "c", file, partial(with_model, entry=ENTRY), "Add this.") == 0
+    assert file.read_text() == (FIRST + ADDED if is_there else FIRST)
+    assert ("nothing waits to see whether that succeeds. Add this." in capsys.readouterr().out) != is_there
+
+
+def test_what_only_ray_serve_obeys_is_refused_and_not_dropped(tmp_path: Path):
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "http_options: {port: 9000}\napplications:\n- import_path: penstock.serve:build_openai_app\n"
+        "  args: {llm_configs: [{model_loading_config: {model_id: m}}]}\n"
+    )
+    with pytest.raises(ConfigError, match=r"http_options.*only Ray Serve obeys it .* Leave it out\."):
+        read(str(file))
 
 
 def test_a_model_is_not_removed_by_its_alias():

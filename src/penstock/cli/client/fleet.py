@@ -217,11 +217,15 @@ def read(file: str) -> dict[str, Any]:
     """What the file says, with the faults that can be found here. Raises: ConfigError."""
     from penstock.config import load_applications
     from penstock.config.fleet.document import document
+    from penstock.config.messages.problems import config_error
 
     applications = load_applications(file)
     if len(applications) > 1:
         raise ConfigError(f"{file} has {len(applications)} applications; a fleet is one of them.")
-    return document(applications[0].args)
+    (application,) = applications
+    if application.serve_only:
+        raise config_error(f"{text} Leave it out." for text in application.serve_only)
+    return document(application.args)
 
 
 def _time(seconds: float) -> str:

@@ -45,7 +45,7 @@ def add(
         raise ConfigError("The model's name is empty; name a hub id or a folder.")
     if is_file(model):
         raise ConfigError(f"{model} is a file: name it in `llm_configs` of the fleet's file, and apply that.")
-    is_path = model.startswith(("./", "../", "~")) or Path(model).is_dir()
+    is_path = model.startswith(("./", "../", "~")) or os.path.isdir(model)
     source = os.path.abspath(os.path.expanduser(model)) if is_path else model
     given = Arguments(sources=(source,), served_model_name=served_model_name, engine=engine)
     (config,) = make_plan(given).configs
@@ -147,6 +147,9 @@ def _apply(target: FleetChange, name: str, file: Path | None, edit: Callable[[st
     if code == 0 and file is None:
         print(f"No file says so, and the next start forgets it. The fleet as a file:\n\n{text}", end="")
     if file is None or code:
+        return code
+    if not (target.wait or planned["is_empty"]):
+        print(f"{file} stays as it is, as nothing waits to see whether that succeeds. {todo}")
         return code
     try:
         _write(file, before, text, edit, fleet)
