@@ -58,7 +58,8 @@ _SILENCE_S = 60.0  # of storage, until the history says so
 _COLUMNS = "version, at, who, what, outcome"
 _TABLES = """
 CREATE TABLE IF NOT EXISTS fleet (version INTEGER PRIMARY KEY AUTOINCREMENT, at REAL, who TEXT, what TEXT,
-    outcome TEXT, document BLOB, surges BLOB, deployments BLOB);
+    outcome TEXT, document BLOB, surges BLOB);
+CREATE TABLE IF NOT EXISTS newest (version INTEGER, deployments BLOB);
 CREATE TABLE IF NOT EXISTS start (settings BLOB);
 CREATE TABLE IF NOT EXISTS seen (version INTEGER);
 CREATE TABLE IF NOT EXISTS run (file TEXT);
@@ -137,13 +138,15 @@ class FleetVersions:
         deployments: Deployments,
     ) -> int:
         """surges: `max_surge_percent` by model, while it is applied."""
-        plain = map(msgspec.json.encode, (fleet, surges, deployments))
         added = self._database.execute(
-            "INSERT INTO fleet (at, who, what, outcome, document, surges, deployments) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (time.time(), who, what, outcome, *plain),
+            "INSERT INTO fleet (at, who, what, outcome, document, surges) VALUES (?, ?, ?, ?, ?, ?)",
+            (time.time(), who, what, outcome, msgspec.json.encode(fleet), msgspec.json.encode(surges)),
         )
         version = added.lastrowid or 0
+        self._database.execute("DELETE FROM newest")
+        self._database.execute(
+            "INSERT INTO newest VALUES (?, ?)", (version, msgspec.json.encode(deployments))
+        )
         self._database.execute("DELETE FROM fleet WHERE version <= ?", (version - _KEEP,))
         self._store()
         return version
@@ -361,7 +364,10 @@ class FleetVersions:
             is_guest = bool(self._start().node)
             if after.gateway.keys_file is not None and not is_guest:  # else it is on another node
                 keys_file.load(after.gateway.keys_file)
-            old, new = self._document(newest.version, "deployments"), _builders().versions(after)
+            query = "SELECT deployments FROM newest WHERE version = ?"
+            row = self._database.execute(query, (newest.version,)).fetchone()
+            old: Deployments = msgspec.json.decode(row[0]) if row else {}
+            new: Deployments = _builders().versions(after)
             restarts = [name for name in new if name in old and (new[name] is None or new[name] != old[name])]
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             free = ray.available_resources() if _CAN_SURGE else None
