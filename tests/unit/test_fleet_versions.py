@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import sys
@@ -176,6 +177,18 @@ async def test_a_save_by_a_command_that_applied_it_undoes_no_rollback(file: Path
     assert versions.history()[1].outcome == "superseded by version 6, by eve"
 
 
+async def test_each_form_of_a_file_is_kept_as_one(file: Path, tmp_path: Path):
+    (model,) = fleet("b")["llm_configs"]
+    (tmp_path / "b.yaml").write_text(json.dumps(model))
+    versions = WithoutRay(DesiredStates(file).connection, "app")
+    versions.record(START, fleet("a"), "penstock serve")
+    for given in ({"llm_config": model}, {"llm_configs": [str(tmp_path / "b.yaml")]}):
+        await versions.apply({**given, "gateway": {"keys": []}}, "curl", take_over=True)
+        assert (await versions.show())["fleet"] == fleet("b", gateway={"keys": []})
+    with pytest.raises(ConfigError, match="gateway"):
+        await versions.apply(fleet("b", gateway=None), "curl", take_over=True)
+
+
 async def test_a_rollback_to_what_runs_makes_no_version(file: Path):
     class Unchanged(WithoutRay):
         async def _planned(self, *_: object) -> tuple[FleetPlan, dict[str, str]]:
@@ -268,7 +281,7 @@ async def stored(versions: FleetVersions) -> None:
 
 
 async def test_a_service_that_is_lost_leaves_its_versions_without_secrets(tmp_path: Path, storage: str):
-    options = {"cors": {"credentials": True}}
+    options = {"cors": {"origins": ["https://a.example"], "credentials": True}}
     await service(tmp_path / "lost", storage, 8000, "a", "b", admin_key="the-key", **options)
     newest, *others = stored_fleet.read(storage)
     assert [(one.version, one.what) for one in others] == [(2, "no change"), (1, "started")]

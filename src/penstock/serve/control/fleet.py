@@ -253,7 +253,7 @@ class FleetVersions:
     async def plan(self, fleet: Document) -> dict[str, Any]:
         """What an apply would do, and to which version. Raises: ConfigError, Conflict."""
         newest = self._newest()
-        found, _ = await self._planned(newest, fleet)
+        found, _ = await self._planned(newest, _kept(fleet))
         return {"version": newest.version, **found.plain()}
 
     async def apply(
@@ -271,6 +271,7 @@ class FleetVersions:
         Raises: ConfigError for a fleet that cannot be built; nothing has changed then. Conflict while another
         apply goes on. PreconditionFailed.
         """
+        fleet = _kept(fleet)
         async with self._turn:
             newest = self._newest()
             if if_match is not None and if_match.strip('" ') not in ("*", str(newest.version)):
@@ -447,6 +448,14 @@ def _not_here(found: FleetPlan, after: LLMServingArgs) -> list[str]:
     }
     parts = [half for config in after.llm_configs if config.model_id in begun for half in halves(config)]
     return list(dict.fromkeys(text for config in parts for text in missing_folders(config)))
+
+
+def _kept(fleet: Document) -> Document:
+    """In the one form that is kept, whichever of a file's it has: without paths of files, keys as hashes.
+
+    Raises: ConfigError.
+    """
+    return document(LLMServingArgs.parse(fleet))
 
 
 def _surging(config: LLMConfig, percent: int | None) -> LLMConfig:
