@@ -131,3 +131,10 @@ def test_a_canary_is_taken_back_though_its_outcome_cannot_be_stored(tmp_path: Pa
     control.database.close()
     assert control.step(1, failed=20) == 0
     assert len(control.changes) == before + 1
+
+
+def test_a_full_disk_hides_no_canary_from_the_next_control(tmp_path: Path):
+    Control(tmp_path / "db").pass_time(counted(0), counted(0))
+    again = Control(tmp_path / "db")
+    again.database.execute("PRAGMA query_only = ON")  # every write fails, as there
+    assert again.pass_time(counted(0), counted(0)) == 5

@@ -131,6 +131,22 @@ async def test_the_next_control_hears_gateways_before_it_says_applied(
     assert versions.history()[0].outcome == "failed: a gateway stays as it was, and tries again: no keys"
 
 
+async def test_what_becomes_of_an_apply_is_written_once_the_disk_has_room(
+    file: Path, monkeypatch: pytest.MonkeyPatch, patched, caplog: pytest.LogCaptureFixture
+):
+    patched("penstock.serve.control.application.state", lambda _: ("DEPLOY_FAILED", {"": "no room"}))
+    for name in ("_LOOK_S", "_LOOK_AGAIN_S", "GONE_S"):
+        monkeypatch.setattr(f"penstock.serve.control.fleet.{name}", 0.01)
+    database = DesiredStates(file).connection
+    versions = Deployed(database, "app")
+    versions._add("ci", "a live", APPLYING, {"llm_configs": []}, {}, {})
+    database.execute("PRAGMA query_only = ON")
+    versions.resume()
+    await until(lambda: "cannot be written yet: attempt to write" in caplog.text)
+    database.execute("PRAGMA query_only = OFF")
+    await until(lambda: versions.history()[0].outcome == "failed: no room.")
+
+
 async def test_an_apply_that_lacks_only_adapters_is_applied_once_they_are_there(
     file: Path, monkeypatch: pytest.MonkeyPatch, patched
 ):

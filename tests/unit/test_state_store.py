@@ -92,6 +92,17 @@ def test_a_broken_file_does_not_keep_control_from_its_followers(
     assert "in memory only" in caplog.text
 
 
+def test_a_full_disk_keeps_no_model_from_waking(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    store = opened(tmp_path / "x.sqlite")
+    store.set("m", DesiredState(sleep=1))
+    store.connection.execute("PRAGMA query_only = ON")  # every write fails, as there
+    assert store.set("m", DesiredState(sleep=0)).version == 2
+    store.set("m", DesiredState(replica="r", pause="keep"))
+    store.forget("m", "r")
+    assert (store.get("m").sleep, store.get("m", "r").pause) == (0, None)
+    assert "m: the desired state is not stored: attempt to write" in caplog.text
+
+
 def test_a_file_that_was_locked_is_read_by_the_next_control(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

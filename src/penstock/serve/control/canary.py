@@ -112,8 +112,9 @@ class Canaries:
     def _begin(self, report: CanaryReport) -> _Canary:
         config = CanaryConfig.model_validate(report.config)
         rows = self._database.execute("SELECT step, at, outcome FROM canary WHERE key = ?", (report.key,))
-        known: tuple[int, float, str] = next(rows, (0, time.time(), ""))
-        canary = _Canary(config, *known)
+        if (known := next(rows, None)) is not None:
+            return _Canary(config, *known)
+        canary = _Canary(config, 0, time.time(), "")
         self._store(report.key, canary)
         return canary
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import sqlite3
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -158,6 +159,8 @@ class LLMControl:
                 await asyncio.to_thread(self._usage().note, who, text)
         except Error as error:
             await send_error(send, error, path)
+        except sqlite3.Error as error:  # as of a full disk
+            await send_error(send, Unavailable(f"Control cannot use its database: {error}."), path)
         except asyncio.CancelledError:  # it ends while Serve is asked, and the next control answers
             await send_error(send, Unavailable("Control restarts; try again in a moment."), path)
             raise

@@ -133,13 +133,18 @@ class DesiredStates:
             self._write(model, reported)
 
     def _write(self, model: str, desired: DesiredState) -> None:
-        """What is for the whole model removes the rows of its replicas."""
-        with self._connection:
-            self._connection.execute("BEGIN")
-            if not desired.replica:
-                self._connection.execute("DELETE FROM desired WHERE model = ?", (model,))
-            row = model, desired.replica, msgspec.json.encode(desired)
-            self._connection.execute("INSERT OR REPLACE INTO desired VALUES (?, ?, ?)", row)
+        """What is for the whole model removes the rows of its replicas. On a full disk it holds all the same:
+        replicas report it to the next control.
+        """
+        try:
+            with self._connection:
+                self._connection.execute("BEGIN")
+                if not desired.replica:
+                    self._connection.execute("DELETE FROM desired WHERE model = ?", (model,))
+                row = model, desired.replica, msgspec.json.encode(desired)
+                self._connection.execute("INSERT OR REPLACE INTO desired VALUES (?, ?, ?)", row)
+        except sqlite3.Error as error:
+            log.error("%s: the desired state is not stored: %s", model, error)
         if not desired.replica:
             self._rows = {key: value for key, value in self._rows.items() if key[0] != model}
         self._rows[model, desired.replica] = desired
@@ -149,7 +154,8 @@ class DesiredStates:
         """Removes the row of a replica that is gone; without one, all rows of a model that is gone."""
         for row in [one for one in self._rows if one[0] == model and replica in (None, one[1])]:
             del self._rows[row]
-            self._connection.execute("DELETE FROM desired WHERE model = ? AND replica = ?", row)
+            with suppress(sqlite3.Error):  # it concerns nobody any more
+                self._connection.execute("DELETE FROM desired WHERE model = ? AND replica = ?", row)
 
     def routes(self) -> dict[str, str]:
         """The application that answers for a model, by model, where it is not the gateway's own."""

@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 
 _CAN_SURGE = "max_surge_percent" in inspect.signature(serve.deployment).parameters  # since Ray 2.60
 _GONE = ("DELETING", "NOT_STARTED")
+_SERVE_RESTARTS = (RayError, RayServeException)  # its controller does
 _KEEP = 50
 _LOOK_S = 0.5
 _LOOK_AGAIN_S = 5.0  # whether replicas have taken over adapters that they could not
@@ -402,23 +403,32 @@ class FleetVersions:
                 await asyncio.sleep(_LOOK_S if said == APPLYING else _LOOK_AGAIN_S)
                 try:
                     status, messages = await asyncio.to_thread(application.state, self._app)
-                except (RayError, RayServeException) as error:  # Serve's controller restarts
+                except _SERVE_RESTARTS as error:
                     log.info("Serve does not say how version %d gets on: %s", version, error)
                     continue
                 if status == "RUNNING":
                     late, kept = self._adapters()
                     if why := " ".join(self._gateway_faults()):
-                        return self._end(version, f"{_NOT_TAKEN_OVER}{why}", said)
+                        return await self._ended(version, f"{_NOT_TAKEN_OVER}{why}", said)
                     if kept and said == APPLYING:
                         said = f"failed: {' '.join(kept)}"
-                        self._end(version, said)
+                        await self._ended(version, said)
                     elif not (kept or late):
-                        return self._end(version, APPLIED, said)
+                        return await self._ended(version, APPLIED, said)
                 if status == "DEPLOY_FAILED":
-                    return self._end(version, f"failed: {' '.join(self._reasons(messages))}", said)
+                    return await self._ended(version, f"failed: {' '.join(self._reasons(messages))}", said)
         except Exception as error:  # Serve's and Ray's, of many kinds
             log.exception("Version %d of the fleet cannot be applied", version)
-            self._end(version, f"failed: {reason(str(error))}", said)
+            await self._ended(version, f"failed: {reason(str(error))}", said)
+
+    async def _ended(self, version: int, outcome: str, before: str = APPLYING) -> None:
+        """`_end`, once it can be written: an engine that does not start may have filled the disk."""
+        while True:
+            try:
+                return self._end(version, outcome, before)
+            except sqlite3.Error as error:
+                log.error("That version %d is %r cannot be written yet: %s", version, outcome, error)
+                await asyncio.sleep(_LOOK_AGAIN_S)
 
     def _reasons(self, messages: Mapping[str, str]) -> list[str]:
         """Each with its model. messages: by deployment, "" for none."""
