@@ -241,6 +241,15 @@ def test_more_gpus_than_there_are_is_a_fault():
     assert "needs 5 GPUs and the cluster has 4: what has no room waits" in found.notes[0]
 
 
+def test_gpus_are_counted_as_each_fleet_and_each_half_of_a_model_has_them():
+    prefill = {"prefill": {"deployment_config": {"num_replicas": 3}}}
+    before, after = model("m", **GPUS), model("m", **GPUS, engine_kwargs={"tensor_parallel_size": 2})
+    assert plan(fleet(before), fleet(after), nodes=NODES).gpus == (2, 4, 4)
+    found = plan(fleet(before), fleet(model("m", **GPUS, llm_engine="vllm", **prefill)), nodes=NODES)
+    assert found.gpus == (2, 5, 5)
+    assert "needs 5 GPUs and the cluster has 4" in found.faults[0]
+
+
 def test_a_secret_is_not_shown():
     keys = [{"api_key": text} for text in ("first-secret", "second-secret")]
     before, after = (fleet(model("m"), gateway=key) for key in keys)

@@ -124,10 +124,11 @@ def plan(
     models = [
         _model(old.get(name), new.get(name), restarts, nodes, room) for name in dict.fromkeys([*old, *new])
     ]
+    now, then = ({name: _gpus(config, nodes) for name, config in fleet.items()} for fleet in (old, new))
     gpus = (
-        sum(one.replicas[0] * one.gpus for one in models),
-        sum(one.replicas[1] * one.gpus for one in models),
-        sum((max(one.replicas) + one.surge) * one.gpus for one in models),
+        sum(now.values()),
+        sum(then.values()),
+        sum(max(now.get(one.model, 0), then.get(one.model, 0)) + one.surge * one.gpus for one in models),
     )
     capacity = sum(node.get("GPU", 0) for node in nodes) if nodes is not None else None
     faults, notes = list[str](), list[str]()
@@ -156,9 +157,8 @@ def _model(
     either = new or old
     assert either is not None
     replicas = (_replicas(old) if old else 0, _replicas(new) if new else 0)
-    bundles = reserved(either.get_serve_options(nodes=nodes))  # of one replica
-    needs = {unit: sum(bundle.get(unit, 0) for bundle in bundles) for unit in _UNITS}
-    named = partial(ModelPlan, either.model_id, replicas=replicas, gpus=needs.get("GPU", 0.0))
+    needs = _needs(either, nodes)
+    named = partial(ModelPlan, either.model_id, replicas=replicas, gpus=needs["GPU"])
     if old is None:
         return named("added")
     if new is None:
@@ -235,6 +235,17 @@ def _replicas(config: LLMConfig) -> int:
     scaling = autoscaling(config.deployment_config)
     least, _ = replica_range({**config.deployment_config, "autoscaling_config": scaling})
     return least * gang_size(config)
+
+
+def _needs(config: LLMConfig, nodes: Nodes | None) -> Mapping[str, float]:
+    """What one replica reserves."""
+    bundles = reserved(config.get_serve_options(nodes=nodes))
+    return {unit: sum(bundle.get(unit, 0) for bundle in bundles) for unit in _UNITS}
+
+
+def _gpus(config: LLMConfig, nodes: Nodes | None) -> float:
+    """Those of all replicas that are there at the least, with prefill."""
+    return sum(_replicas(half) * _needs(half, nodes)["GPU"] for half in halves(config))
 
 
 def _surge(config: LLMConfig, replicas: int, needs: Mapping[str, float], room: dict[str, float]) -> int:
