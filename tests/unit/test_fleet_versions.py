@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from bucket import s3_server
+from ray.exceptions import ActorUnavailableError
 from tests.waiting import until
 
 from penstock.cli.client.fleet import FleetChange, _followed, _stored, history
@@ -247,6 +248,28 @@ def test_an_apply_whose_version_the_history_has_lost_ends_with_a_sentence(capsys
 
     assert _followed(Ahead("", None, wait=5.0), 9) == 1
     assert "Version 9: later versions have taken its place" in capsys.readouterr().out
+
+
+def test_who_waits_no_longer_is_told_that_the_apply_goes_on(capsys: pytest.CaptureFixture[str]):
+    class Interrupted(FleetChange):
+        def ask(self, *_words: Any, **_options: Any) -> dict[str, Any]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _followed(Interrupted("", None, wait=5.0), 9)
+    assert "Version 9 is applied all the same" in capsys.readouterr().out
+
+
+async def test_a_restart_of_serves_controller_hides_no_version(file: Path, patched):
+    def restarting(_: str) -> None:
+        raise ActorUnavailableError("it restarts", None)
+
+    patched("penstock.serve.control.application.state", restarting)
+    versions = FleetVersions(DesiredStates(file).connection, "app")
+    versions._add("ci", "a live", APPLYING, {"llm_configs": []}, {}, {})
+    shown = await versions.show()
+    assert (shown["version"], shown["outcome"]) == (1, APPLYING)
+    assert shown["held_up"] == ["Ray Serve does not say how it gets on; it is asked again."]
 
 
 @pytest.mark.parametrize("is_lost", [False, True])

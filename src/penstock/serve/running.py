@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Self
 
 from penstock.config import GatewayConfig, LLMConfig
@@ -45,9 +46,13 @@ class RunningService:
     def wait(self) -> None:
         """Returns, and ends the service, at Ctrl-C. Raises: EngineStartFailed when it has gone by itself."""
         from ray import serve
+        from ray.exceptions import ActorUnavailableError
 
         try:
-            while self._name in serve.status().applications:
+            while True:
+                with suppress(ActorUnavailableError):  # Serve's controller restarts, and its replicas stay
+                    if self._name not in serve.status().applications:
+                        break
                 time.sleep(_LOOK_S)
         except KeyboardInterrupt:
             return

@@ -282,6 +282,15 @@ def _followed(target: FleetChange, version: int) -> int:
     Raises: Unavailable when nothing answers for a minute.
     """
     print(f"Applying version {version}.")
+    try:
+        return _waited(target, version)
+    except KeyboardInterrupt:
+        print(f"Version {version} is applied all the same; `penstock history` shows the outcome.")
+        raise
+
+
+def _waited(target: FleetChange, version: int) -> int:
+    """Says what holds it up, and its outcome. Returns the exit code."""
     shown: set[str] = set()
     heard = time.monotonic()
     deadline = heard + target.wait

@@ -246,7 +246,10 @@ class FleetVersions:
         newest = self._newest()
         held_up: list[str] = []
         if newest.outcome == APPLYING:
-            held_up = self._reasons((await asyncio.to_thread(application.state, self._app))[1])
+            try:
+                held_up = self._reasons((await asyncio.to_thread(application.state, self._app))[1])
+            except _SERVE_RESTARTS:
+                held_up = ["Ray Serve does not say how it gets on; it is asked again."]
             held_up += [f"Replicas of '{model}' load adapters." for model in self._adapters()[0]]
         fleet = masked(self._document(newest.version))
         return {**msgspec.to_builtins(newest), "held_up": held_up, "fleet": fleet}
