@@ -201,6 +201,7 @@ async def test_each_form_of_a_file_is_kept_as_one(file: Path, tmp_path: Path):
     versions.record(START, fleet("a"), "penstock serve")
     for given in ({"llm_config": model}, {"llm_configs": [str(tmp_path / "b.yaml")]}):
         await versions.apply({**given, "gateway": {"keys": []}}, "curl", take_over=True)
+        await asyncio.sleep(0)  # until it is applied
         assert (await versions.show())["fleet"] == fleet("b", gateway={"keys": []})
     with pytest.raises(ConfigError, match="gateway"):
         await versions.apply(fleet("b", gateway=None), "curl", take_over=True)
