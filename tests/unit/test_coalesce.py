@@ -70,6 +70,50 @@ async def test_a_client_that_is_gone_ends_the_app():
         await Coalesced(app)({"type": "http"}, None, send)
 
 
+async def test_an_app_learns_with_its_next_piece_that_held_ones_could_not_be_sent():
+    failed = asyncio.Event()
+
+    async def app(scope, receive, send):
+        for _ in range(3):
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+        await failed.wait()
+        await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b"y", "more_body": True})
+        raise AssertionError("the piece before this one is lost")
+
+    async def send(message):
+        send.calls += 1
+        if send.calls > 2:
+            failed.set()
+            raise ConnectionResetError
+
+    send.calls = 0
+    with pytest.raises(ConnectionResetError):
+        await Coalesced(app)({"type": "http"}, None, send)
+
+
+async def test_an_end_that_takes_too_long_can_be_another_one():
+    """As when the time limit of a request passes while its last piece waits for those before it."""
+    got, reads = list[bytes](), asyncio.Event()
+
+    async def app(scope, receive, send):
+        for piece in (b"role", b"one", b"two"):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await send({"type": "http.response.body", "body": b"end"})
+        reads.set()
+        await send({"type": "http.response.body", "body": b"error"})
+
+    async def send(message):
+        if message["body"] == b"two":
+            await reads.wait()
+        got.append(message["body"])
+
+    await asyncio.wait_for(Coalesced(app)({"type": "http"}, None, send), 5)
+    assert got == [b"role", b"one", b"two", b"error"]
+
+
 async def test_the_more_streams_are_open_the_longer_their_pieces_are_held():
     all_open, end = asyncio.Event(), asyncio.Event()
     intervals: list[float] = []

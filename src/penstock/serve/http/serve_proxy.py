@@ -66,7 +66,7 @@ class _Response:
         elif not message.get("more_body"):
             self._now.set()
             if self._flushing is not None:
-                await self._flushing  # raises what sending raised
+                await asyncio.shield(self._flushing)  # raises what sending raised; an error event may follow
             await self._send(message)
         elif self._passed < _AT_ONCE:
             self._passed += 1
@@ -75,6 +75,8 @@ class _Response:
             self._held.append(message.get("body", b""))
             self._held_bytes += len(self._held[-1])
             if self._flushing is None or self._flushing.done():
+                if self._flushing is not None:
+                    self._flushing.result()  # raises what sending raised
                 self._flushing = asyncio.create_task(self._flush())
             if self._held_bytes > _MOST_HELD_BYTES:
                 self._now.set()
