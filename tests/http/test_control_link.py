@@ -219,6 +219,26 @@ async def test_a_report_that_cannot_be_made_is_logged_and_ends_the_link(
     replica.task.cancel()
 
 
+async def test_an_outcome_that_was_said_as_the_link_died_arrives_by_the_next_one(
+    control: LLMControl, handle: Handle, monkeypatch, patched
+):
+    monkeypatch.setattr(link, "_AGAIN_S", 0.01)
+    replica = Replica("a", handle)
+    await replica.until(lambda _: True)
+    say = replica.link.say
+
+    def cut_and_say(done: Done) -> None:
+        for port in control._listener._ports:
+            for connection in list(port._state.connections):
+                connection.transport.abort()
+        say(done)
+
+    patched(replica.link, "say", cut_and_say)
+    assert (await control.perform("reset_prefix_cache", timeout_s=20.0))["ok"]
+    assert (await control.perform("reset_prefix_cache", timeout_s=20.0))["ok"]
+    replica.task.cancel()
+
+
 async def test_the_next_answer_is_controls_own(control: LLMControl, handle: Handle):
     right, asking = handle.address.remote, ControlLink(handle, NODE)
     stranger = await PrivateListener.open(control._serve, "other", NODE, "127.0.0.1")

@@ -36,6 +36,7 @@ PATH = "/_penstock/control"
 
 _FIND_S = 5.0
 _AGAIN_S = 1.0
+_HEARD_S = 2 * GONE_S  # an outcome that was said so long ago, on a link that lasts, has been heard
 _SETTLE_S = 5.0
 _SHIFTING_S = 0.2  # between two reports of a gateway that moves a model, or has a canary
 _WARN_S = 30.0  # without control before a warning is logged: a restart of control takes less
@@ -116,6 +117,7 @@ class ControlLink:
         """handle: to control's deployment. node_id: of this process."""
         self._client = ListenerClient(handle, node_id)
         self._outbox: list[bytes] = []
+        self._said: list[tuple[float, bytes]] = []  # on this link, and when
         self._changed = asyncio.Event()
 
     def report(self) -> None:
@@ -194,14 +196,19 @@ class ControlLink:
         finally:
             connection.abort()
             self._client.forget()  # another process may listen there by now
+            self._outbox[:0] = [message for _, message in self._said]  # it may not have heard them
+            self._said.clear()
 
     async def _report(
         self, connection: ReplicaConnection, status: Callable[[], ReplicaStatus | GatewayStatus]
     ) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             self._changed.clear()
-            now = status()
+            now, at = status(), loop.time()
             lines = b"".join(message + b"\n" for message in (*self._outbox, _encode(now)))
+            recent = (said for said in self._said if at - said[0] < _HEARD_S)
+            self._said = [*recent, *((at, message) for message in self._outbox)]
             self._outbox.clear()
             connection.write(b"%x\r\n%b\r\n" % (len(lines), lines))
             often_s = FOLLOW_S
