@@ -239,6 +239,29 @@ async def test_an_outcome_that_was_said_as_the_link_died_arrives_by_the_next_one
     replica.task.cancel()
 
 
+async def test_a_command_that_was_sent_as_the_link_died_comes_by_the_next_one(
+    control: LLMControl, handle: Handle, monkeypatch, patched
+):
+    monkeypatch.setattr(link, "_AGAIN_S", 0.01)
+    replica = Replica("a", handle)
+    await replica.until(lambda _: True)
+    encode, lost = link._encode, list[Update]()
+
+    def encode_and_cut(message: Any) -> bytes:
+        if isinstance(message, Update) and message.commands and not lost:
+            lost.append(message)
+            for port in control._listener._ports:
+                for connection in list(port._state.connections):
+                    connection.transport.abort()
+        return encode(message)
+
+    patched(link, "_encode", encode_and_cut)
+    assert (await control.perform("reset_prefix_cache", timeout_s=20.0))["ok"]
+    assert lost
+    assert not control._followers._models["m"]["a"].commands
+    replica.task.cancel()
+
+
 async def test_the_next_answer_is_controls_own(control: LLMControl, handle: Handle):
     right, asking = handle.address.remote, ControlLink(handle, NODE)
     stranger = await PrivateListener.open(control._serve, "other", NODE, "127.0.0.1")

@@ -293,6 +293,21 @@ async def test_what_could_not_be_reached_is_told_and_tried_again(
         assert (await control.until("ready")).weights == "v2"
 
 
+async def test_a_command_that_comes_again_by_the_next_link_is_performed_once(patched):
+    control, performed = Control(DesiredState()), list[str]()
+    async with following(control) as replica:
+
+        async def perform(operation: str, arguments: object) -> None:
+            performed.append(operation)
+
+        patched(replica.reconciler, "perform", perform)
+        control.commands = [Command(1, "start_profile", {})]
+        await until(lambda: 1 in control.outcomes)
+        control.commands = [Command(1, "start_profile", {}), Command(2, "stop_profile", {})]
+        await until(lambda: 2 in control.outcomes)
+    assert performed == ["start_profile", "stop_profile"]
+
+
 async def test_commands_are_performed_once_and_failures_are_sentences():
     control = Control(DesiredState())
     async with following(control):

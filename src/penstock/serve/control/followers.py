@@ -76,7 +76,8 @@ class _Replica(Presence):
         super().__init__()
         self.status = status
         self.sent_version = 0
-        self.commands: list[Command] = []
+        self.commands: dict[int, Command] = {}
+        self.sent = set[int]()  # of them, on its link
 
     @property
     def idle_s(self) -> float:
@@ -124,12 +125,14 @@ class Followers:
             status, adapters = follower.status, self._adapters.get(model)
             if adapters is not None and adapters.id == status.adapters and not status.adapters_fault:
                 adapters = None
-            return Update(self._due(model, status), tuple(follower.commands), adapters)
+            commands = [one for id, one in follower.commands.items() if id not in follower.sent]
+            return Update(self._due(model, status), tuple(commands), adapters)
 
         def sending(update: Update) -> None:
-            follower.commands.clear()
+            follower.sent |= follower.commands.keys()
             follower.sent_version = update.desired.version
 
+        follower.sent.clear()  # it may not have heard them; those that it has, it knows
         return follower.updates(self._desired.changed, due, sending)
 
     def set_adapters(self, adapters: Mapping[str, AdapterSources]) -> None:
@@ -226,13 +229,16 @@ class Followers:
         """Has replicas perform an operation once; outcomes by replica."""
         command = Command(next(self._numbers), operation, arguments)
         outcomes = self._outcomes[command.id] = {}
-        for one in ids:
-            self._models[model][one].commands.append(command)
+        followers = [self._models[model][one] for one in ids]
+        for follower in followers:
+            follower.commands[command.id] = command
         self._desired.changed.send()
         try:
             return await self.outcomes(model, ids, outcomes.get, timeout_s, "It may still end.")
         finally:
             del self._outcomes[command.id]
+            for follower in followers:
+                del follower.commands[command.id]
 
     def done(self, command: int, replica: str, outcome: Outcome) -> None:
         """Records a command's outcome."""

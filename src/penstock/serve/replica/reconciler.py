@@ -77,6 +77,7 @@ class Reconciler:
     _unsupported: bool = False
     _failed_at: float = 0.0
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+    _taken: set[int] = field(default_factory=set[int])  # ids of commands
 
     def __post_init__(self) -> None:
         self._adapters = AdapterChanges(self._store, self._report)
@@ -140,6 +141,9 @@ class Reconciler:
                 self._adapters.received(update.adapters)
             first.set()
             for command in update.commands:
+                if command.id in self._taken:  # control could not know that it had come
+                    continue
+                self._taken.add(command.id)
                 task = asyncio.create_task(self._run(command, link))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
