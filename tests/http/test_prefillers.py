@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from served import NODE, Served, sim_config, until
 
+from penstock.config.derive.prefill import prefill_name
 from penstock.config.schema.prefill import PrefillConfig
 from penstock.layers.adapters import adapter_of, asking_for
 from penstock.request_context import tier
@@ -22,16 +22,29 @@ BODY = b'{"model": "m", "prompt": "a long one", "max_tokens": 1}'
 SCOPE: dict[str, Any] = {"type": "http", "path": "/v1/completions", "headers": []}
 
 
-async def test_an_answer_is_taken_where_the_weights_are_the_same(served: Served, patched):
-    seen: list[Any] = []
-    patched(membership, "follow", lambda model, handle, tell: seen.append(tell))
+class Handle:
+    """Serve's, to the prefill replicas."""
+
+    app_name = "app"
+
+    def options(self, **_: Any) -> None:
+        pass
+
+
+def published(*replicas: Any) -> None:
+    """Serve names them."""
+    members = {replica.address.replica_id: replica.address for replica in replicas}
+    membership.publish(prefill_name("m"), Handle.app_name, members)
+
+
+async def test_an_answer_is_taken_where_the_weights_are_the_same(served: Served):
     weights = "default"
     engine = await served.replica(join=False)
     config = sim_config("m").model_copy(update={"prefill": PrefillConfig()})
-    halves = PrefillClient(config, SimpleNamespace(), engine.engine.app(), lambda: weights, NODE)
+    halves = PrefillClient(config, Handle(), engine.engine.app(), lambda: weights, NODE)
     try:
         assert await halves.ask(SCOPE, BODY) is None, "there is none"
-        seen[0]({engine.address.replica_id: engine.address})
+        published(engine)
         await until(lambda: halves._table.ready("m"))
         assert b"text_completion" in (await halves.ask(SCOPE, BODY) or b"")
         weights = "other"
@@ -40,9 +53,7 @@ async def test_an_answer_is_taken_where_the_weights_are_the_same(served: Served,
         await halves.close()
 
 
-async def test_a_prompt_keeps_its_class_its_adapter_and_its_id_there(served: Served, patched):
-    seen: list[Any] = []
-    patched(membership, "follow", lambda model, handle, tell: seen.append(tell))
+async def test_a_prompt_keeps_its_class_its_adapter_and_its_id_there(served: Served):
     asked: list[tuple[str, str, bytes | None, bytes]] = []
 
     async def prefill(scope: Any, receive: Any, send: Any) -> None:
@@ -53,9 +64,9 @@ async def test_a_prompt_keeps_its_class_its_adapter_and_its_id_there(served: Ser
 
     replica = await served.app(prefill)
     config = sim_config("m").model_copy(update={"prefill": PrefillConfig()})
-    halves = PrefillClient(config, SimpleNamespace(), replica, lambda: "default", NODE)
+    halves = PrefillClient(config, Handle(), replica, lambda: "default", NODE)
     try:
-        seen[0]({replica.address.replica_id: replica.address})
+        published(replica)
         await until(lambda: halves._table.ready("m") and asked)
         asked.clear()
         named = [(name.encode(), value.encode()) for name, value in asking_for("poet").items()]
@@ -67,10 +78,8 @@ async def test_a_prompt_keeps_its_class_its_adapter_and_its_id_there(served: Ser
         await halves.close()
 
 
-async def test_a_warm_up_that_takes_too_long_is_ended_in_the_engine(served: Served, monkeypatch, patched):
+async def test_a_warm_up_that_takes_too_long_is_ended_in_the_engine(served: Served, monkeypatch):
     """Else a fetch from a prefill replica that died would stay there."""
-    seen: list[Any] = []
-    patched(membership, "follow", lambda model, handle, tell: seen.append(tell))
     monkeypatch.setattr(prefill_client, "_WARM_LIMIT_S", 1.0)
     ended = asyncio.Event()
 
@@ -89,10 +98,27 @@ async def test_a_warm_up_that_takes_too_long_is_ended_in_the_engine(served: Serv
 
     replica = await served.app(prefill)
     config = sim_config("m").model_copy(update={"prefill": PrefillConfig()})
-    halves = PrefillClient(config, SimpleNamespace(), hanging, lambda: "default", NODE)
+    halves = PrefillClient(config, Handle(), hanging, lambda: "default", NODE)
     try:
-        seen[0]({replica.address.replica_id: replica.address})
+        published(replica)
         async with asyncio.timeout(20):
             await ended.wait()
     finally:
         await halves.close()
+
+
+async def test_one_that_is_closed_follows_nothing(served: Served):
+    engine = await served.replica(join=False)
+    config = sim_config("m").model_copy(update={"prefill": PrefillConfig()})
+    halves = PrefillClient(config, Handle(), engine.engine.app(), lambda: "default", NODE)
+    published(engine)
+    await until(lambda: halves._warming)
+    warming = list(halves._warming)
+    await halves.close()
+    assert all(task.done() for task in warming)
+    published()
+    published(engine)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not halves._links._tasks
+    assert not halves._warming

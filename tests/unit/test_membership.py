@@ -57,6 +57,21 @@ async def test_changes_are_heard_from_the_routers_thread_in_their_order(follow: 
     assert heard == [ONE, TWO, {}]
 
 
+async def test_nothing_is_heard_after_the_end_of_following(monkeypatch: pytest.MonkeyPatch):
+    """A list that was on its way would bring replicas of a model back that has been removed."""
+    monkeypatch.setattr(membership, "_watchers", {})
+    monkeypatch.setattr(membership, "_latest", {})
+    heard: list[Members] = []
+    handle: Any = Handle(app_name="app", options=lambda **_: None)
+    membership.follow("m", handle, heard.append)
+    membership.publish("m", "app", ONE)
+    await asyncio.sleep(0)
+    membership.publish("m", "app", TWO)
+    membership.unfollow("m", handle)
+    await asyncio.sleep(0)
+    assert heard == [ONE]
+
+
 async def test_other_applications_and_models_are_not_heard(follow: Followed):
     membership.publish("m", "other", ONE)
     membership.publish("other", "app", ONE)

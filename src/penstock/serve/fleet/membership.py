@@ -54,12 +54,12 @@ def follow(model_id: str, handle: DeploymentHandle[Any], seen: Callable[[Members
     with _lock:
         _watchers.setdefault(key, {})[handle] = loop, seen
         if key in _latest:
-            loop.call_soon(seen, _latest[key])
+            loop.call_soon(_tell, key, handle, _latest[key])
     handle.options(method_name="llm_config")  # starts the handle's router
 
 
 def unfollow(model_id: str, handle: DeploymentHandle[Any]) -> None:
-    """Ends `follow`: forgets the replicas behind `handle`."""
+    """Ends `follow`, whose `seen` is not called any more: forgets the replicas behind `handle`."""
     key = model_id, handle.app_name
     with _lock:
         watchers = _watchers.get(key, {})
@@ -74,9 +74,15 @@ def publish(model_id: str, application: str, members: Members) -> None:
     key = model_id, application
     with _lock:
         _latest[key] = members
-        for loop, seen in _watchers.get(key, {}).values():
+        for handle, (loop, _) in _watchers.get(key, {}).items():
             with contextlib.suppress(RuntimeError):  # a loop that has ended: a program's, at its end
-                loop.call_soon_threadsafe(seen, members)
+                loop.call_soon_threadsafe(_tell, key, handle, members)
+
+
+def _tell(key: tuple[str, str], handle: DeploymentHandle[Any], members: Members) -> None:
+    """Unless it has been unfollowed since."""
+    if (watcher := _watchers.get(key, {}).get(handle)) is not None:
+        watcher[1](members)
 
 
 class Publishing(RequestRouter):

@@ -75,8 +75,10 @@ class PrefillClient:
         membership.follow(prefill_name(self._model_id), handle, self._members)
 
     async def close(self) -> None:
+        membership.unfollow(prefill_name(self._model_id), self._handle)
         for task in self._warming:
             task.cancel()
+        await asyncio.gather(*self._warming, return_exceptions=True)
         await self._links.close()
 
     def _dispatch_to(self, table: Table, card: ServedModel, wait_s: float) -> tuple[Dispatch, ReplicaLinks]:
