@@ -217,6 +217,27 @@ async def test_a_replica_that_leaves_finishes_its_streams_and_then_its_connectio
     await until(lambda: not served._gateway._links._background)
 
 
+async def test_streams_that_have_ended_at_a_replica_that_stops_reach_a_busy_gateway_whole(served: Served):
+    """Their ends come on their own connections, before the pieces that wait for the gateway to read."""
+    await served.gateway("m")
+    app = Steps(6, event_bytes=20_000)
+    listener = await served.app(app)
+    pool = next(iter(served._gateway._links._pools.values()))
+    async with served.http() as http:
+        asked = [asyncio.create_task(numbers(http)) for _ in range(2)]
+        await until(lambda: len(app.asked) == 2)
+        carrier = pool.multiplexer._carrier
+        assert carrier is not None
+        carrier._pause()
+        await until(lambda: app.sent == 12 and not listener.open_requests)
+        stopping = asyncio.create_task(listener.close())
+        await until(lambda: all(one._transport.is_closing() for one in pool.multiplexer._streams.values()))
+        carrier.resume()
+        await stopping
+        for answer in await asyncio.gather(*asked):
+            assert answer == [*map(str, range(6)), "[DONE]"]
+
+
 class Texts:
     """An app that sends texts past the layers, as vLLM's fast path does. It is told which ones at once."""
 

@@ -244,8 +244,13 @@ class ReplicaConnection(asyncio.Protocol):
             self._hold(self.stream_id, True)
 
     def _finish(self) -> None:
-        if self._message_ended and (self._stream_ended or not self._multiplexed):
+        if self._message_ended and not self._is_rest_due:
             self.finished = True
+
+    @property
+    def _is_rest_due(self) -> bool:
+        """Whether a multiplexed body has not ended. Once the message has, its own connection may be closed."""
+        return self._multiplexed and not self._stream_ended
 
     # -- for the event loop
 
@@ -274,7 +279,7 @@ class ReplicaConnection(asyncio.Protocol):
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._broken is None:
+        if self._broken is None and not (self._message_ended and self._is_rest_due):
             self._broken = ConnectionResetError(str(exc) if exc else "the replica closed the connection")
         self._wake()
         self._on_lost(self)
@@ -301,5 +306,5 @@ class ReplicaConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         self._message_ended = True
         self._finish()
-        if not self._parser.should_keep_alive():
+        if not self._parser.should_keep_alive() and not self._is_rest_due:
             self._broken = ConnectionAbortedError("the replica closes this connection")

@@ -134,7 +134,7 @@ class StreamSender:
         try:
             kind = [(b"content-type", b"application/octet-stream")]
             await send({"type": "http.response.start", "status": 200, "headers": kind})
-            while not self.closed:
+            while not self.closed or self._frames or self._texts:
                 await self._pending.wait()
                 self._pending.clear()
                 size = self._waiting_bytes
