@@ -18,9 +18,11 @@ from penstock.request_context import (
     created,
     current_replica,
     id_seed,
+    record_tokens,
     start_tag,
     tier,
     tokens_before,
+    using_adapter,
 )
 from penstock.serve.http import direct_writer
 from penstock.serve.http.private_listener import PrivateListener
@@ -29,7 +31,7 @@ from penstock.serve.replica.inbound.listener import Listener
 from penstock.serve.replica.inbound.status_link import StatusSource
 from penstock.transport import link, multiplexer, rows
 from penstock.transport.connection import STREAM
-from penstock.transport.continuation import CONTINUE, Origin, encode
+from penstock.transport.continuation import CONTINUE, RESUMABLE, Origin, encode
 
 CONTEXT: tuple[ContextVar[Any], ...] = (created, current_replica, id_seed, tier, tokens_before, start_tag)
 Field = tuple[bytes, bytes]
@@ -267,6 +269,32 @@ async def test_a_stream_that_breaks_off_leaves_the_connection_that_it_shares(rep
     sender = replica.listener._multiplexers[b"g"]
     assert (await replica.begin((STREAM, b"3")))[1][STREAM] == b"3"
     assert sender._writable == {}
+    connection.cancel()
+
+
+async def test_of_a_stream_that_cannot_go_on_nothing_is_kept(replica: Replica):
+    """As of an adapter whose files have no version that replicas could compare."""
+    kept = list[int]()
+
+    async def streams(scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        using_adapter.set("a@1")
+        record, (response,) = record_tokens.get(), replica.listener.open_requests.values()
+        assert record is not None
+        events = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": events})
+        for token in range(9):
+            record((ChoiceTokens((token,)),))
+            await send({"type": "http.response.body", "body": b"data: {}\n\n", "more_body": True})
+            await until(lambda: not sender._waiting_bytes)
+            kept.append(len(response._recorded))
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+    replica.listener._app = streams
+    connection = replica.begin(path=multiplexer.PATH)
+    await until(lambda: replica.listener._multiplexers)
+    sender = replica.listener._multiplexers[b"g"]
+    assert RESUMABLE not in (await replica.begin((STREAM, b"3")))[1]
+    assert kept == [0] * 9
     connection.cancel()
 
 

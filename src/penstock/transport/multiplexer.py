@@ -47,10 +47,9 @@ class StreamSender:
         self._writable: dict[int, asyncio.Event] = {}
         self.closed = False
 
-    def open(self, stream: int, recorded: list[Group | None] | None = None) -> None:
+    def open(self, stream: int, recorded: list[Group | None]) -> None:
         """A stream's pieces will be sent here, with what is in `recorded` by then, which empties it."""
-        if recorded is not None:
-            self._records[stream] = recorded
+        self._records[stream] = recorded
         self._writable[stream] = asyncio.Event()
         self._writable[stream].set()
 

@@ -165,9 +165,7 @@ class EngineResponse:
             fields.append((STREAM, b"%d" % self._number))
             if self._origin is not None and self._is_resumable():
                 fields.append((RESUMABLE, replace(self._origin, adapter=_stamp() or "").to_header()))
-                self._sender.open(self._number, self._recorded)
-            else:
-                self._sender.open(self._number)
+            self._sender.open(self._number, self._recorded)
         else:
             self._sender = None
         return fields
