@@ -115,6 +115,22 @@ async def test_a_conversation_goes_on_where_it_began(served: Served):
     assert response["text"] == "012345"
 
 
+async def test_an_id_that_is_no_utf_8_is_the_engine_s_to_refuse(served: Served):
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 400, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    await served.app(app)
+    await served.gateway("m")
+    fields = {"content-type": "application/json"}
+    async with served.http() as http:
+        for body in (
+            b'{"model": "m", "input": "x", "previous_response_id": "\xff"}',
+            b'{"model": "m", "input": [{"id": "\xff"}]}',
+        ):
+            assert (await http.post("/v1/responses", content=body, headers=fields)).status_code == 400
+
+
 async def test_another_gateway_finds_it(served: Served):
     await two(served)
     await served.gateway("m")

@@ -70,7 +70,7 @@ def _previous(fields: Fields) -> str:
     raw = bytes(fields.previous_response_id)
     try:
         return msgspec.json.decode(raw, type=str) if raw else ""
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return ""  # null, or nonsense that the engine refuses
 
 
@@ -82,7 +82,7 @@ def _referred_to(fields: Fields) -> list[str]:
         return []
     try:
         items = msgspec.json.decode(fields.input, type=list[_Item])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return []  # as above
     references = [item for item in items if item.type == REFERENCE or not (item.type or item.role)]
     found = [response_of(item.id or "") for item in references]
