@@ -192,6 +192,23 @@ def test_a_pair_that_cannot_be_used_is_one_sentence(pair: Pair, tmp_path: Path):
         assert "\n" not in str(caught.value)
 
 
+def test_a_pair_that_is_replaced_as_it_is_read_changes_nothing(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """What the port does every second must not end by it."""
+    certificate = Certificate(*pair.config.values())
+    before = certificate.context
+
+    def gone(*_: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", gone)
+    pair.key.touch()
+    certificate.refresh()
+    assert certificate.context is before
+    assert "No such file or directory" in caplog.text
+
+
 async def hello(served: Served) -> socket.socket:
     """A connection whose client sends its first message, and nothing more."""
     out, context = ssl.MemoryBIO(), ssl.create_default_context()

@@ -76,6 +76,8 @@ def _context(cert: str, key: str) -> ssl.SSLContext:
         raise ConfigError(
             f"gateway.tls: '{cert}' and '{key}' cannot be used: {error.reason or error}."
         ) from error
+    except OSError as error:  # they have just been replaced
+        raise ConfigError(f"gateway.tls: '{cert}' and '{key}' cannot be read: {error.strerror}.") from error
     return context
 
 
