@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from interleaving import Start, disturbed, failing, held
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import DeploymentUnavailableError
 from tests.waiting import until
 
 from penstock.serve.control.state import Routes, RouteStatus
 from penstock.serve.fleet import membership
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.fleet.table import Table
+from penstock.serve.router.router import LLMRouter
 from penstock.serve.router.traffic_shift import TrafficShifts
 from penstock.transport.address import Address
 from penstock.transport.link import Hello, LoadReport
@@ -271,3 +275,28 @@ def test_a_model_that_is_removed_and_put_back_is_followed_wherever_it_is_held(
 
     no_application = failing(KeyError("next"), "_reach")
     assert disturbed(changes, (held, no_application), also=("_begin", "_take_over", "_shift")) >= 1
+
+
+async def test_replicas_on_other_nodes_listen_although_the_model_s_own_deployment_has_none():
+    """After a move it may scale to zero; Serve then refuses to call all of its replicas."""
+    asked = list[str]()
+
+    class Deployment:
+        def __init__(self, replicas: int) -> None:
+            self.replicas = replicas
+
+        def broadcast(self, method: str) -> Deployment:
+            return self
+
+        async def results_async(self) -> None:
+            await asyncio.sleep(0)
+            if not self.replicas:
+                raise DeploymentUnavailableError(DeploymentID("LLMServer:m", "own"))
+            asked.append("listen_on_network")
+
+    handles = [Deployment(0), Deployment(2)]
+    router: Any = SimpleNamespace(_prefill={}, _shifts=SimpleNamespace(handles=lambda model: handles))
+    with pytest.raises(DeploymentUnavailableError):
+        await LLMRouter._open_network(router, "m")
+    await asyncio.sleep(0)
+    assert asked == ["listen_on_network"]

@@ -181,8 +181,9 @@ class LLMRouter:
         """Has replicas on other nodes listen on the network, which they do on demand only."""
         log.info("%s: asking replicas on other nodes to listen on the network", model_id)
         prefill = self._prefill.get(model_id)
-        for handle in [prefill] if prefill is not None else self._shifts.handles(model_id):
-            await handle.broadcast("listen_on_network").results_async()
+        handles = [prefill] if prefill is not None else self._shifts.handles(model_id)
+        # Serve refuses to call a deployment without replicas, which must not keep another one from its call.
+        await asyncio.gather(*(handle.broadcast("listen_on_network").results_async() for handle in handles))
 
     async def _wake(self, model_id: str) -> None:
         """Serve starts a replica for a call by handle if there is none, and answers when it has started."""
