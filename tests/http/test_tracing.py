@@ -265,3 +265,10 @@ def test_an_exporter_that_is_not_installed_is_named_and_requests_are_served(
         assert tracing.tracing() is None
     assert "'carrier-pigeon'" in caplog.text
     assert "penstock[otel]" in caplog.text
+
+
+def test_durations_are_read_in_any_form_that_an_endpoint_of_the_user_may_give_them():
+    from penstock.serve.gateway.telemetry.spans import durations
+
+    said = b'db;desc="x";dur=53;other=1,cache; dur=2.5, miss, attempts;desc="2", bad;dur=soon, total;dur=123'
+    assert list(durations(said)) == [("db", 0.053), ("cache", 0.0025), ("total", 0.123)]
