@@ -78,7 +78,8 @@ class PrefillClient:
         membership.unfollow(prefill_name(self._model_id), self._handle)
         for task in self._warming:
             task.cancel()
-        await asyncio.gather(*self._warming, return_exceptions=True)
+        if self._warming:
+            await asyncio.wait(self._warming)
         await self._links.close()
 
     def _dispatch_to(self, table: Table, card: ServedModel, wait_s: float) -> tuple[Dispatch, ReplicaLinks]:
