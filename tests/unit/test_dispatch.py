@@ -285,7 +285,7 @@ async def test_a_replica_that_fails_leaves_the_request_to_another_one(
     assert 0 <= desk.dispatch.idle_s()["m"] < 60
 
 
-@pytest.mark.parametrize("state", ["draining", "gone"])
+@pytest.mark.parametrize("state", ["draining", "ended", "gone"])
 async def test_a_replica_that_is_stopped_is_no_death(relayed: Relay, state: str):
     desk = Desk(M)
     for name in "abc":
@@ -297,6 +297,8 @@ async def test_a_replica_that_is_stopped_is_no_death(relayed: Relay, state: str)
                 desk.table.set_members("m", left)
             else:
                 desk.table.report(replica, LoadReport(state="draining"))
+            if state == "ended":  # before Serve has said that it is stopped
+                desk.table.lost(replica)
 
         relayed.then[name] = failing(DIED, stops)
     desk.dispatch._served["m"].queue.drain()  # it waits for no other one

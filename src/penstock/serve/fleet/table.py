@@ -112,8 +112,11 @@ class Table:
         self._models[replica.model_id].candidates.holders.report(replica, adapters.loaded)
 
     def lost(self, replica: Replica) -> None:
-        """Its link ended or timed out: it is not picked before the next hello."""
-        self._set_state(replica, "lost")
+        """Its link ended or timed out: it is not picked before the next hello. One that drains has ended then,
+        and stays what it was.
+        """
+        if replica.state != "draining":
+            self._set_state(replica, "lost")
         self._reported(replica)
 
     # -- from the gateway
