@@ -2,11 +2,11 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.waiting import until
@@ -27,6 +27,8 @@ from penstock.serve.routing import RoutingRequest
 from penstock.serve.tenancy.fairness import Charge
 from penstock.tiers import DEFAULT, FLEX, Tier
 from penstock.transport.address import Address
+from penstock.transport.connection import Head
+from penstock.transport.continuation import RESUMABLE
 from penstock.transport.link import AdapterReport, Hello, LoadReport
 
 M, N = ServedModel("m", 1, max_ongoing_requests=2), ServedModel("n", 1)
@@ -475,3 +477,67 @@ async def test_streams_of_a_replica_that_drains_move_and_no_others(relayed: Rela
     relayed.then["a"] = drains
     await answer(desk)
     assert relayed.asked == ["a", "b"]
+
+
+class Pool:
+    """One connection, and the pool that has it: a stream of two events, of which the second may come as it
+    breaks.
+    """
+
+    heard, complete, exchanges = True, False, 1
+
+    def __init__(self, *, breaks: bool = False, status: int = 200) -> None:
+        self.breaks, self.status, self.requests = breaks, status, list[bytes]()
+        self.multiplexer: Any = SimpleNamespace(attach=lambda *_: b"", detach=lambda _: None)
+        self.exhausted = False
+
+    async def connect(self) -> "Pool":
+        return self
+
+    acquire = connect
+
+    def request(self, *parts: bytes) -> None:
+        self.requests.append(b"".join(parts))
+
+    async def head(self) -> Head:
+        return Head(self.status, [(b"content-type", b"text/event-stream"), (RESUMABLE, b"v;a;1;s;")])
+
+    async def read(self) -> bytes:
+        if len(self.requests) == 1:
+            self.requests.append(b"")
+            return b"data: 1\n\n"
+        if self.breaks:
+            raise ConnectionResetError
+        self.exhausted = True
+        return b"data: 2\n\n"
+
+    def unread(self) -> bytes:
+        return b"data: 2\n\n"
+
+    def release(self, connection: object) -> None:
+        pass
+
+
+async def test_a_broken_stream_keeps_its_body_while_its_client_reads_what_has_come():
+    desk = Desk(M)
+    first, breaks, goes_on = desk.join("a", serves="v"), Pool(breaks=True), Pool()
+    desk.pools[first], budget, asked = cast(Any, breaks), BodyBudget(30), list[bool]()
+    body, other = RequestBody(budget), RequestBody(budget)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b'{"model": "m"}'}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message.get("body") == b"data: 2\n\n" and not asked:
+            asked.append(True)
+            with pytest.raises(NoRoom):
+                budget.take(20, other)
+
+    await body.read(receive, None, 30)
+    request, reply = UpstreamRequest("id", "POST", b"/x", [], body), ClientResponse(send, "id", Timing())
+    answering = asyncio.create_task(desk.dispatch.answer("m", request, reply))
+    await until(lambda: breaks.requests)
+    desk.pools[desk.join("b", serves="v")] = cast(Any, goes_on)
+    await asyncio.wait_for(answering, 10)
+    assert asked
+    assert goes_on.requests[0].endswith(b'{"model": "m"}')

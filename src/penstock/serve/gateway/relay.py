@@ -238,6 +238,7 @@ async def ask(pool: Pool, head: bytes, stream: OpenStream) -> None:
         except ConnectionError as error:
             if reply.streaming:
                 pool.multiplexer.detach(connection)  # nothing more may come from there
+                body.need()  # while a slow client reads what has come, others take what is spare
                 if await _sent_all(connection, reply, stream.events):
                     return None
             stale = isinstance(error, ConnectionResetError) and connection.exchanges > 1
