@@ -541,3 +541,32 @@ async def test_a_broken_stream_keeps_its_body_while_its_client_reads_what_has_co
     await asyncio.wait_for(answering, 10)
     assert asked
     assert goes_on.requests[0].endswith(b'{"model": "m"}')
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_replicas_that_cannot_take_a_broken_stream_now_are_no_deaths(
+    status: int, monkeypatch: pytest.MonkeyPatch
+):
+    """As when the deployment of their preprocessor is full: another one, or the same one later, may go on."""
+    monkeypatch.setattr(relay, "_NOT_NOW_S", 0.01, raising=False)
+    desk = Desk(M)
+    first, full, too, goes_on = Pool(breaks=True), Pool(status=status), Pool(status=status), Pool()
+    body, said = RequestBody(BodyBudget(30)), list[bytes]()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b'{"model": "m"}'}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        said.append(message.get("body", b""))
+
+    await body.read(receive, None, 30)
+    request, reply = UpstreamRequest("id", "POST", b"/x", [], body), ClientResponse(send, "id", Timing())
+    desk.pools[desk.join("a", serves="v")] = cast(Any, first)
+    answering = asyncio.create_task(desk.dispatch.answer("m", request, reply))
+    for name, pool in (("b", full), ("c", too), ("d", goes_on)):
+        await until(lambda: len(desk.dispatch._served["m"].queue) == 1)
+        desk.pools[desk.join(name, serves="v")] = cast(Any, pool)
+    await asyncio.wait_for(answering, 10)
+    assert full.requests
+    assert too.requests
+    assert b"".join(said) == b"data: 1\n\ndata: 2\n\ndata: 1\n\ndata: 2\n\n"

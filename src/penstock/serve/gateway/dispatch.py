@@ -246,6 +246,7 @@ class Dispatch:
         request, tried, reply = stream.request, stream.tried, stream.reply
         if stream.hold_s:
             await asyncio.sleep(stream.hold_s)
+            stream.hold_s = 0.0
         if reply.started:  # no fallback can go on with it
             is_replaced = any(one.serves != tried.serves for one in self._table.ready(stream.model_id))
             patient = (patient or reply.has_fallback) and not is_replaced

@@ -46,6 +46,8 @@ _LOGGED_BYTES = 2048
 _CANNOT_NOW = (429, 502, 503, 504)
 """Of an engine that has a queue, a limit or a service of its own behind it."""
 
+_NOT_NOW_S = 1.0  # after such an answer to a stream that has to go on
+
 _OWN_CODE = f'"code":"{OwnCodeFailed.code}"'.encode()
 """In the body of a 500 whose message is meant for clients."""
 
@@ -127,7 +129,6 @@ class OpenStream:
 
         Raises: EngineDead.
         """
-        self.hold_s = 0.0
         if died:
             self._count_death(time.monotonic())
         self.tried.add(replica, refused and self.reply.started)
@@ -266,7 +267,9 @@ async def _relay_response(connection: ReplicaConnection, stream: OpenStream) -> 
         raise ReplicaFailed(reason, worked, refused=retry == link.REFUSED)
     if reply.started:
         if head.status != 200:
-            raise ReplicaFailed(f"answered {head.status} to go on", worked=True)
+            if cannot_now := head.status in _CANNOT_NOW:
+                stream.hold_s = _NOT_NOW_S
+            raise ReplicaFailed(f"answered {head.status} to go on", worked=not cannot_now)
         stream.resumed()
     else:
         await _start_response(head, piece, stream)
