@@ -249,7 +249,7 @@ class ReplicaConnection(asyncio.Protocol):
 
     @property
     def _is_rest_due(self) -> bool:
-        """Whether a multiplexed body has not ended. Once the message has, its own connection may be closed."""
+        """Whether a multiplexed body has not ended. Once the message has, the connection may be closed."""
         return self._multiplexed and not self._stream_ended
 
     # -- for the event loop

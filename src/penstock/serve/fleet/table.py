@@ -112,8 +112,8 @@ class Table:
         self._models[replica.model_id].candidates.holders.report(replica, adapters.loaded)
 
     def lost(self, replica: Replica) -> None:
-        """Its link ended or timed out: it is not picked before the next hello. One that drains has ended then,
-        and stays what it was.
+        """Its link ended or timed out: it is not picked before the next hello. One that drains has ended
+        then, and stays what it was.
         """
         if replica.state != "draining":
             self._set_state(replica, "lost")
