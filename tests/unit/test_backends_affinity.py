@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from ray.exceptions import RayTaskError
+from ray.serve.exceptions import RayServeException
 
 from penstock.data.backends import replica_set, serve_lookup
 from penstock.data.backends.replica_set import GroupAffinity, ReplicaSet
-from penstock.errors import EngineStartFailed
+from penstock.data.rows.request import RowRequest
+from penstock.errors import ConfigError, EngineStartFailed
 
 pytestmark = pytest.mark.parity("X18")
 
@@ -68,3 +72,49 @@ async def test_the_call_that_was_to_start_a_replica_ends_with_its_start(
     with pytest.raises(EngineStartFailed):
         await replicas._start_replica(cast(serve_lookup.FoundDeployment, Broken()))
     assert given_up == ["here"]
+
+
+async def test_rows_end_when_another_kind_of_deployment_takes_the_place_of_theirs(
+    patched, monkeypatch: pytest.MonkeyPatch
+):
+    class Replaced:
+        """Its replicas are a model's when they are first asked, and then others without this method."""
+
+        asked = 0
+
+        def __init__(self) -> None:
+            self.handle = self
+
+        def __str__(self) -> str:
+            return "Deployment 'x'"
+
+        def options(self, method_name: str) -> Replaced:
+            return self
+
+        def remote(self, node: str) -> SimpleNamespace:
+            return SimpleNamespace(cancel=lambda: None)
+
+        def broadcast(self, method: str, node: str) -> Replaced:
+            self.asked += 1
+            return self
+
+        async def results_async(self, **_: object) -> list[RayTaskError]:
+            cause = RayServeException("The method 'listener_address' does not exist.")
+            return [RayTaskError("listener_address", "", cause)] if self.asked > 1 else []
+
+        async def check(self) -> None:
+            pass
+
+    patched(serve_lookup, "node_id", lambda: "here")
+    patched(serve_lookup, "find_deployment", lambda app, name: Replaced())
+    for name in ("_RETRY_S", "_GAP_S", "_CHECK_S"):
+        monkeypatch.setattr(replica_set, name, 0.01)
+    replicas = ReplicaSet("app")
+    starting = asyncio.create_task(replicas.start())
+    while replicas._deployment is None:
+        await asyncio.sleep(0)
+    row = RowRequest(path="/v1/completions", body=b"{}")
+    for work in (starting, replicas.send(row), replicas.send(row)):
+        with pytest.raises(ConfigError, match="'x' is not one of Penstock's"):
+            await asyncio.wait_for(work, 5)
+    await replicas.stop()

@@ -156,10 +156,13 @@ class ReplicaSet:
         return await replica.send(request.path, with_fields(request.body, {"model": named}), adapter)
 
     async def _keep_refreshing(self, deployment: serve_lookup.FoundDeployment) -> None:
-        while True:
-            await self._wait_change(_REFRESH_S if self._ready() else _RETRY_S)
-            await asyncio.sleep(_GAP_S)
-            await self._refresh(deployment)
+        try:
+            while True:
+                await self._wait_change(_REFRESH_S if self._ready() else _RETRY_S)
+                await asyncio.sleep(_GAP_S)
+                await self._refresh(deployment)
+        finally:
+            self._on_change()  # where it failed, `_start_replica` raises why
 
     async def _refresh(self, deployment: serve_lookup.FoundDeployment) -> None:
         """Raises: ConfigError when it is not a deployment of Penstock's."""
@@ -214,6 +217,8 @@ class ReplicaSet:
         pending = call.remote(serve_lookup.node_id())
         try:
             while not self._ready():
+                if self._refreshing is not None and self._refreshing.done():
+                    self._refreshing.result()  # nobody looks for replicas any more
                 await self._wait_change(_CHECK_S)
                 await deployment.check()
         finally:
