@@ -111,8 +111,6 @@ async def test_rows_end_when_another_kind_of_deployment_takes_the_place_of_their
         monkeypatch.setattr(replica_set, name, 0.01)
     replicas = ReplicaSet("app")
     starting = asyncio.create_task(replicas.start())
-    while replicas._deployment is None:
-        await asyncio.sleep(0)
     row = RowRequest(path="/v1/completions", body=b"{}")
     for work in (starting, replicas.send(row), replicas.send(row)):
         with pytest.raises(ConfigError, match="'x' is not one of Penstock's"):
