@@ -81,6 +81,26 @@ def test_killed_work_is_reported_as_a_shell_would(guarded: Guarded):
     assert guarded("def work(told): os.kill(os.getpid(), signal.SIGKILL)").wait(20) == 128 + 9
 
 
+NO_MORE = """
+    import errno
+    def work(told): return 0
+    def fork(): raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    os.fork = fork
+    try:
+        guarded(work, stop_s=20)
+    except Exception as error:
+        print(error, flush=True)
+    time.sleep(99)
+"""
+
+
+def test_ctrl_c_still_ends_a_command_that_could_not_start_its_work(guarded: Guarded):
+    process = guarded(NO_MORE)
+    assert "raise the limit: ulimit -u" in lines(process, 1)[0]
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == -signal.SIGINT
+
+
 LEAVES = {
     "a child": """
         def work(told):

@@ -39,7 +39,7 @@ def guarded(work: Work, *, stop_s: float) -> int:
     """Exit code of `work`, run in a child process. Afterwards no descendant of this process is left.
 
     Must be called before any thread is started.
-    Raises: Unavailable on another system than Linux.
+    Raises: Unavailable on another system than Linux, and where no process can be started.
     Units: stop_s is the work's time from the first signal until it is killed; ending what it left takes up to
     4 s more.
     """
@@ -51,14 +51,20 @@ def guarded(work: Work, *, stop_s: float) -> int:
     adopt_orphans()
     read_fd, write_fd = os.pipe()
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # between fork and handler one would end one of the two
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        os.close(write_fd)
-    else:
-        os.close(read_fd)
-        _pass_on_signals(child, write_fd, stop_s)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+    try:
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            os.close(write_fd)
+        else:
+            os.close(read_fd)
+            _pass_on_signals(child, write_fd, stop_s)
+    except OSError as error:
+        raise Unavailable(
+            f"No process can be started: {error.strerror}. End others, or raise the limit: ulimit -u."
+        ) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     if child == 0:
         _exit_with(work, read_fd)
     code = _wait_for(child)
