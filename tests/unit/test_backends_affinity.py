@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import cast
@@ -72,6 +73,32 @@ async def test_the_call_that_was_to_start_a_replica_ends_with_its_start(
     with pytest.raises(EngineStartFailed):
         await replicas._start_replica(cast(serve_lookup.FoundDeployment, Broken()))
     assert given_up == ["here"]
+
+
+async def test_replicas_that_come_when_a_start_is_given_up_are_not_connected_to(patched):
+    """Ray waits for them by `asyncio.wait_for`, which in Python 3.11 may swallow a cancellation."""
+    starting: list[asyncio.Task[None]] = []
+
+    class Late:
+        def __init__(self) -> None:
+            self.handle = self
+
+        def broadcast(self, method: str, node: str) -> Late:
+            return self
+
+        async def results_async(self, **_: object) -> list[dict[str, str]]:
+            starting[0].cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            return [{"replica_id": "r"}]
+
+    patched(serve_lookup, "node_id", lambda: "here")
+    patched(serve_lookup, "find_deployment", lambda app, name: Late())
+    replicas = ReplicaSet("app")
+    starting.append(asyncio.create_task(replicas.start()))
+    with pytest.raises(asyncio.CancelledError):
+        await starting[0]
+    await replicas.stop()
 
 
 async def test_rows_end_when_another_kind_of_deployment_takes_the_place_of_theirs(

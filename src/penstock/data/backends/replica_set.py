@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 _REFRESH_S, _RETRY_S, _GAP_S = 2.0, 0.5, 0.1
 _DISCOVERY_S = 10.0  # for all replicas to give their addresses
 _CHECK_S = 2.0
-_CANCEL_S = 0.5
 _WAIT_S = 30.0  # for a replica to take a row
 _GROUPS = 1024
 """Groups whose replicas are remembered: rows of a job come group after group."""
@@ -76,10 +75,10 @@ class ReplicaSet:
 
     async def stop(self) -> None:
         tasks = {task for task in (self._refreshing, self._starting) if task is not None}
-        while tasks:  # Ray's awaitables sometimes swallow a cancellation
-            for task in tasks:
-                task.cancel()
-            _, tasks = await asyncio.wait(tasks, timeout=_CANCEL_S)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
         self._refreshing = self._starting = None
         replicas, self._replicas = list(self._replicas.values()), {}
         await asyncio.gather(*(replica.close() for replica in replicas))
@@ -172,6 +171,8 @@ class ReplicaSet:
         except (RayError, RayServeException, TimeoutError) as error:
             log.debug("%s: %s", deployment, error)
             found = []
+        if (this := asyncio.current_task()) is not None and this.cancelling():
+            raise asyncio.CancelledError  # Ray's awaitables sometimes swallow it
         for address in found:
             if isinstance(address, dict):
                 self._add(address)
