@@ -879,6 +879,32 @@ async def test_a_worker_that_only_dies_is_given_up_however_well_others_work(spec
     assert (done.ok, done.failed, pool.died) == (60, 0, 3)
 
 
+async def test_a_worker_whose_start_is_given_up_is_stopped_after_that(spec):
+    told: list[str] = []
+
+    class Slow:
+        async def start(self, progress):
+            running.stop.request("enough")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                for _ in range(10):
+                    await asyncio.sleep(0)
+                told.append("start has ended")
+
+        async def stop(self):
+            told.append("stop")
+            return []
+
+    class Pool(InProcessPool):
+        def make_worker(self, journal, segment, retry_policy):
+            return Slow()
+
+    running = Job(spec(texts(1)), Pool(Mock()))
+    assert (await running.run()).ended == "enough"
+    assert told == ["start has ended", "stop"]
+
+
 async def test_who_lost_the_output_to_another_driver_writes_nothing(spec, patched):
     class Lost:
         def lost(self) -> bool:

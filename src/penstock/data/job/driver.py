@@ -204,6 +204,7 @@ class Driver:
         finally:
             stopping.cancel()
             starting.cancel()
+            await asyncio.wait({starting})  # it may clean up, and `stop` must not run beside it
         self.listener.on_phase(label, "ready")
         self.stats.ready()
         self._queue.register(name, label)
