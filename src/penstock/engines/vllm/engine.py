@@ -125,7 +125,7 @@ class VLLMEngine:
             await asyncio.to_thread(core.obey, order)
             await core.ready()
         except EngineDead:
-            raise _failed(self._config, await core.ended) from None
+            raise _failed(self._config, await asyncio.shield(core.ended)) from None
 
     async def _connect(self, core: Core, plan: Plan, progress: Progress) -> FastAPI:
         """Returns vLLM's application."""

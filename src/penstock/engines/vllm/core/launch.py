@@ -167,7 +167,7 @@ class Core:
             await asyncio.wait({self.ended}, timeout=_GRACE_S)
             if not self.ended.done():
                 self._process.kill()
-                await self.ended
+                await asyncio.wait({self.ended})
             await asyncio.to_thread(tree.end, below, _WORKERS_S, _GRACE_S)
 
     def _on_end(self) -> None:
