@@ -12,22 +12,26 @@ from pathlib import Path
 from penstock.errors import Unavailable
 
 _HELD = ".held"
+_SOCKET_BYTES = 107  # of a Unix socket's path; Linux has no room for more
+_FOLDER_BYTES = 43  # of one in a folder that is made here, below that for temporary files
 _locks: dict[Path, int] = {}
 """Open files by this process's folders; the kernel frees their locks when it ends, in whatever way."""
 
 
-def temporary_folder(kind: str, *, outlives: bool = False) -> Path:
+def temporary_folder(kind: str, *, outlives: bool = False, sockets: bool = False) -> Path:
     """An empty folder named `penstock-<kind>-...`; the caller removes it.
 
     If its process ends before that, the next one that makes a folder removes it. outlives: nobody does.
+    sockets: for Unix sockets with names of at most 12 characters.
     Raises: Unavailable.
     """
+    place = short_place(_FOLDER_BYTES) if sockets else None
     try:
         if outlives:
-            return Path(tempfile.mkdtemp(prefix=f"penstock-{kind}-"))
+            return Path(tempfile.mkdtemp(prefix=f"penstock-{kind}-", dir=place))
         _remove_orphans()
         while True:
-            folder = Path(tempfile.mkdtemp(prefix=f"penstock-{kind}-", suffix=_HELD))
+            folder = Path(tempfile.mkdtemp(prefix=f"penstock-{kind}-", suffix=_HELD, dir=place))
             with suppress(BlockingIOError):  # another one takes it for an orphan, and removes it
                 if (lock := _lock(folder)) is not None:
                     _locks[folder] = lock
@@ -44,11 +48,21 @@ def _remove_orphans() -> None:
     for folder in [one for one in list(_locks) if not one.exists()]:
         if (lock := _locks.pop(folder, None)) is not None:
             os.close(lock)
-    for folder in Path(tempfile.gettempdir()).glob(f"penstock-*{_HELD}"):
-        with suppress(BlockingIOError):
-            if folder not in _locks and (lock := _lock(folder)) is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(lock)
+    for place in {tempfile.gettempdir(), short_place(_FOLDER_BYTES) or tempfile.gettempdir()}:
+        for folder in Path(place).glob(f"penstock-*{_HELD}"):
+            with suppress(BlockingIOError):
+                if folder not in _locks and (lock := _lock(folder)) is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    os.close(lock)
+
+
+def short_place(longest: int) -> str | None:
+    """A folder for Unix sockets where that for temporary files has too long a path, as in some batch systems.
+
+    longest: bytes of the sockets' paths below it.
+    """
+    too_long = len(os.fsencode(tempfile.gettempdir())) + longest > _SOCKET_BYTES
+    return "/tmp" if too_long else None
 
 
 def _lock(folder: Path) -> int | None:

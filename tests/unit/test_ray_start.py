@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from typing import Any
@@ -11,7 +12,7 @@ import ray
 from ray._private import utils as ray_utils
 
 from penstock import ray_version
-from penstock.data.backends.ray_cluster import init_ray
+from penstock.data.backends.ray_cluster import connection_options, init_ray
 from penstock.errors import Unavailable
 
 LATE = "The current node timed out during startup. This could happen because ..."
@@ -101,3 +102,13 @@ def test_other_failures_are_raised_at_once(starts, address: str, why: str):
     with pytest.raises(Exception, match=why.partition(".")[0]):
         init_ray(address=address)
     assert len(once.left) == 1
+
+
+@pytest.mark.parametrize(("depth", "place"), [(40, "unset"), (41, "/tmp")])
+def test_sockets_of_ray_fit_wherever_temporary_files_go(
+    monkeypatch: pytest.MonkeyPatch, depth: int, place: str
+):
+    monkeypatch.setattr("tempfile.tempdir", "/".ljust(depth, "d"))
+    monkeypatch.setattr("os.environ", {})
+    connection_options(None, cpus=1, verbose=False)
+    assert os.environ.get("RAY_TMPDIR", "unset") == place

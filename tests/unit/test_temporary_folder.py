@@ -1,3 +1,5 @@
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,23 @@ def test_each_is_new_and_says_what_it_is_for():
     folders = {temporary_folder("batch"), temporary_folder("batch")}
     assert len(folders) == 2
     assert all(folder.is_dir() and folder.name.startswith("penstock-batch-") for folder in folders)
+
+
+def test_sockets_fit_into_one_however_deep_the_place_for_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    deep = tmp_path / ("d" * 80)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    left = Path(tempfile.mkdtemp(prefix="penstock-engine-", suffix=".held", dir="/tmp"))
+    folder = temporary_folder("engine", sockets=True)
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(folder / "handshake"))
+    finally:
+        shutil.rmtree(folder)
+    assert not left.exists()
+    assert temporary_folder("batch").parent == deep
 
 
 MAKER = """

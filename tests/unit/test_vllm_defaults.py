@@ -80,6 +80,16 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch):
     assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
 
 
+@pytest.mark.parametrize(("depth", "place"), [(70, "unset"), (71, "/tmp")])
+def test_sockets_of_workers_fit_wherever_temporary_files_go(
+    monkeypatch: pytest.MonkeyPatch, depth: int, place: str
+):
+    monkeypatch.setattr("tempfile.tempdir", "/".ljust(depth, "d"))
+    monkeypatch.setattr("os.environ", {})
+    environment.prepare(Shape(cpu=True, tiny=True, workers=2))
+    assert os.environ.get("VLLM_RPC_BASE_PATH", "unset") == place
+
+
 @pytest.mark.parametrize(
     "given", [{"max_loras": 16}, {"max_loras": 1, "max_cpu_loras": 17}, {"max_cpu_loras": 18}]
 )

@@ -13,9 +13,10 @@ from penstock.errors import Unavailable
 from penstock.processes import cpu_turns
 from penstock.processes.lean_ray import lean_start
 from penstock.processes.tree import end
+from penstock.temporary_folder import short_place
 
 _OBJECT_STORE_BYTES = 80 << 20  # Ray's minimum is 75 MiB; little passes through it
-_LONGEST_TMPDIR = 40  # Ray adds 66 characters to it, and a socket's address has 107 bytes
+_SOCKET_NAME_BYTES = 67  # of Ray's sockets below the temporary folder
 _ENVIRONMENT = {
     "RAY_worker_niceness": "0",  # Ray's own 15 costs an engine tokens where CPUs are full
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -99,8 +100,8 @@ def connection_options(address: str | None, *, cpus: int, verbose: bool) -> dict
         options["num_cpus"] = max(cpus, os.cpu_count() or 1)
         options["object_store_memory"] = _OBJECT_STORE_BYTES
         options["include_dashboard"] = False
-        if len(os.environ.get("TMPDIR", "")) > _LONGEST_TMPDIR:
-            os.environ.setdefault("RAY_TMPDIR", "/tmp")
+        if (place := short_place(_SOCKET_NAME_BYTES)) is not None:
+            os.environ.setdefault("RAY_TMPDIR", place)
     return options
 
 

@@ -101,7 +101,7 @@ class VLLMEngine:
         fitting.report()
         shape = replace(Shape.of(config), media_rules=fitting.has("media_rules"))
         environment.prepare(shape)
-        self._folder = temporary_folder("engine")
+        self._folder = temporary_folder("engine", sockets=True)
         self._gang = gang.get()
         _refuse_unfit(config, shape, self._gang, fitting)
         self._core = core = Core(self._folder, self._gang)

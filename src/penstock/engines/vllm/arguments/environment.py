@@ -8,6 +8,7 @@ import warnings
 
 from penstock import json_logs
 from penstock.engines.vllm.arguments.defaults import Shape
+from penstock.temporary_folder import short_place
 
 MEDIA_CONNECTOR = "penstock"
 """The name of our `MediaConnector` in vLLM's registry."""
@@ -29,6 +30,7 @@ _CPU_TINY = {
     "TORCH_COMPILE_DISABLE": "1",  # compiling takes longer than the model will ever run
     "VLLM_LOGGING_LEVEL": "ERROR",  # a dozen warnings that a toy could be faster
 }
+_SOCKET_NAME_BYTES = 37  # a slash and a UUID
 _TRITON = "vllm.triton_utils.importing"
 _PLUGINS, _PORT = "VLLM_PLUGINS", "VLLM_PORT"
 _OUR_PLUGIN = "penstock"
@@ -48,6 +50,8 @@ def prepare(shape: Shape) -> None:
         defaults |= _CPU_TINY if shape.tiny else {}
     if shape.gpu_share < 1:
         defaults["VLLM_RAY_PER_WORKER_GPUS"] = f"{shape.gpu_share:g}"  # else a worker asks for a whole one
+    if (place := short_place(_SOCKET_NAME_BYTES)) is not None:
+        defaults["VLLM_RPC_BASE_PATH"] = place
     if not shape.media_rules:
         del defaults[_CONNECTOR]
     for name, value in defaults.items():
