@@ -1,11 +1,15 @@
 """What stands between us and SGLang, without SGLang: command line, parameters, errors, metrics."""
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
 import msgspec
 import pytest
 from aiohttp import web
 
 from penstock.config import LLMConfig
 from penstock.engines.process.gauges import Gauges
+from penstock.engines.process.readiness import NotReady
 from penstock.engines.process.relay import ModelNames
 from penstock.engines.process.wire import Wire
 from penstock.engines.sglang import parameters, server
@@ -156,18 +160,36 @@ def test_metrics_have_vllms_names_beside_sglangs():
     assert 'vllm:prefix_cache_hits_total{model_name="a:b"} 0' in text
 
 
-@pytest.mark.parametrize(("found", "warns"), [("0.6.0", True), (server.KNOWN, False), (None, True)])
-async def test_another_version_is_told_in_the_log(found: str | None, warns: bool, caplog):
-    async def info(request: web.Request) -> web.Response:
-        return web.json_response({"version": found}) if found else web.Response(status=404)
+@asynccontextmanager
+async def answering(body: bytes | None) -> AsyncGenerator[Wire]:
+    """The wire to a server that answers all alike."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=404) if body is None else web.Response(body=body)
 
     app = web.Application()
-    app.add_routes([web.get("/server_info", info)])
+    app.add_routes([web.get("/{path:.*}", answer)])
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     wire = Wire("127.0.0.1", runner.addresses[0][1], "key")
-    await server.warn_of_another_version(wire)
+    yield wire
     await wire.close()
     await runner.cleanup()
+
+
+@pytest.mark.parametrize(("found", "warns"), [("0.6.0", True), (server.KNOWN, False), (None, True)])
+async def test_another_version_is_told_in_the_log(found: str | None, warns: bool, caplog):
+    async with answering(None if found is None else msgspec.json.encode({"version": found})) as wire:
+        await server.warn_of_another_version(wire)
     assert (f"SGLang is {found or 'of an unknown version'}" in caplog.text) == warns
+
+
+@pytest.mark.parametrize("odd", [b"<html>", b"[]", b'{"loads": [{"num_running_reqs": null}]}'])
+async def test_answers_of_another_form_say_nothing_of_version_and_load(odd: bytes, caplog):
+    async with answering(odd) as wire:
+        assert await server.load(wire) is None
+        await server.warn_of_another_version(wire)
+        with pytest.raises(NotReady, match=r"/openapi.json is of another form than SGLang"):
+            await server.fields(wire)
+    assert "SGLang is of an unknown version" in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -22,6 +23,9 @@ KNOWN = "0.5.23"
 
 _LIMIT_S = 5.0
 _FIELDS_LIMIT_S = 60.0  # SGLang makes it when it is first asked
+
+_ODD = (ValueError, KeyError, TypeError, AttributeError)
+"""What reading an answer raises that is not of the form of `KNOWN`, or no JSON."""
 
 _FAULT = re.compile(r"""'loc': \(([^)]*)\), 'msg': (?:'([^']*)'|"([^"]*)")""")
 _WORD = re.compile(r"'([^']*)'")
@@ -49,8 +53,10 @@ class _Loads(msgspec.Struct):
 
 async def warn_of_another_version(wire: Wire) -> None:
     """Warns when the server is not of the version that this folder is tried with. Raises: one of BROKEN."""
-    status, body = await wire.get("/server_info", _LIMIT_S)
-    found = msgspec.json.decode(body).get("version") if status == 200 else "of an unknown version"
+    found = "of an unknown version"
+    with suppress(TimeoutError, *_ODD):
+        status, body = await wire.get("/server_info", _LIMIT_S)
+        found = msgspec.json.decode(body)["version"] if status == 200 else found
     if found != KNOWN:
         log.warning(
             "SGLang is %s; this Penstock was tried with %s. In another version an argument that is false may "
@@ -61,14 +67,14 @@ async def warn_of_another_version(wire: Wire) -> None:
 
 
 async def load(wire: Wire) -> Gauges | None:
-    """The current load of its schedulers; None when it does not answer."""
+    """The current load of its schedulers; None when it does not answer, or what another version would."""
     try:
         status, body = await wire.get("/v1/loads?include=core", _LIMIT_S)
-    except (*BROKEN, TimeoutError):
+        if status != 200:
+            return None
+        loads = msgspec.json.decode(body, type=_Loads).loads
+    except (*BROKEN, TimeoutError, *_ODD):
         return None
-    if status != 200:
-        return None
-    loads = msgspec.json.decode(body, type=_Loads).loads
     return Gauges(
         sum(one.num_running_reqs for one in loads),
         sum(one.num_waiting_reqs for one in loads),
@@ -79,17 +85,25 @@ async def load(wire: Wire) -> Gauges | None:
 
 
 async def fields(wire: Wire) -> dict[str, frozenset[str]]:
-    """Fields of each endpoint's requests, from SGLang's description of its API."""
-    status, body = await wire.get("/openapi.json", _FIELDS_LIMIT_S)
-    if status != 200:
-        raise NotReady(f"it answered /openapi.json with status {status}")
-    said: dict[str, Any] = msgspec.json.decode(body)
-    schemas = said["components"]["schemas"]
-    return {
-        path: frozenset(schemas[reference.rpartition("/")[2]]["properties"])
-        for path, ways in said["paths"].items()
-        if (reference := _reference(ways.get("post", {}))) is not None
-    }
+    """Fields of each endpoint's requests, from SGLang's description of its API.
+
+    Raises: NotReady; one of BROKEN.
+    """
+    try:
+        status, body = await wire.get("/openapi.json", _FIELDS_LIMIT_S)
+        if status != 200:
+            raise NotReady(f"it answered /openapi.json with status {status}")
+        said: dict[str, Any] = msgspec.json.decode(body)
+        schemas = said["components"]["schemas"]
+        return {
+            path: frozenset(schemas[reference.rpartition("/")[2]]["properties"])
+            for path, ways in said["paths"].items()
+            if (reference := _reference(ways.get("post", {}))) is not None
+        }
+    except TimeoutError as error:
+        raise NotReady(f"it did not answer /openapi.json within {_FIELDS_LIMIT_S:g} s") from error
+    except _ODD as error:
+        raise NotReady(f"its /openapi.json is of another form than SGLang {KNOWN}'s") from error
 
 
 def _reference(operation: Mapping[str, Any]) -> str | None:
