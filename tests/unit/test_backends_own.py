@@ -24,6 +24,7 @@ from penstock.data.pipeline.stage_spec import stage_spec
 from penstock.data.rows.request import RowRequest
 from penstock.engines.sim import tokenizer
 from penstock.errors import EngineDead, EngineStartFailed, Unavailable
+from penstock.layers.adapters import Source, Store
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -286,6 +287,37 @@ async def test_a_start_that_takes_too_long_says_what_to_raise():
     engine = InProcessEngine(config(start_delay_s=60.0, engine_start_timeout_s=0.05))
     with pytest.raises(EngineStartFailed, match="Raise engine_start_timeout_s"):
         await engine.start()
+
+
+async def test_a_start_that_fails_ends_all_work_on_its_adapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fetch = Source.fetch
+
+    async def fetched(self: Source, name: str) -> Any:
+        return await (asyncio.Event().wait() if name == "a" else fetch(self, name))
+
+    monkeypatch.setattr(Source, "fetch", fetched)
+    pinned = {"pinned": ["a", "gone"], "max_num_adapters_per_replica": 2}
+    engine = InProcessEngine(config(lora_config=adapters(tmp_path, "a") | pinned))
+    with pytest.raises(EngineStartFailed, match="pinned adapters: .* no adapter 'gone'"):
+        await engine.start()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_an_engine_is_stopped_though_the_stop_of_its_adapters_is_given_up(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    engine = await make(lora_config=adapters(tmp_path, "a"))
+    started = engine._started
+    monkeypatch.setattr(Store, "stop", lambda self: asyncio.Event().wait())
+    stopping = asyncio.create_task(engine.stop())
+    await until(lambda: engine._started is None)
+    stopping.cancel()
+    await asyncio.wait({stopping})
+    with pytest.raises(EngineDead):
+        await started.engine.check_health()
 
 
 async def test_many_starts_make_one_engine(make: Any):

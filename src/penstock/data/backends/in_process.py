@@ -184,15 +184,22 @@ class StartedEngine:
         adapters = None
         if config.lora_config is not None:
             adapters = Store(engine, Source(config, downloader(config.lora_config)))
-        with _cluster_named():
-            await start_engine(engine, config, adapters, progress)
+        try:
+            with _cluster_named():
+                await start_engine(engine, config, adapters, progress)
+        except BaseException:
+            if adapters is not None:
+                await adapters.stop()
+            raise
         app = stacked(engine, config, adapters=adapters, preprocessor=before, postprocessor=after)
         return cls(engine, app, adapters)
 
     async def stop(self) -> None:
-        if self.adapters is not None:
-            await self.adapters.stop()
-        await self.engine.stop()
+        try:
+            if self.adapters is not None:
+                await self.adapters.stop()
+        finally:
+            await self.engine.stop()
 
 
 @contextmanager
