@@ -300,7 +300,7 @@ async def test_a_start_that_fails_ends_all_work_on_its_adapters(
     monkeypatch.setattr(Source, "fetch", fetched)
     pinned = {"pinned": ["a", "gone"], "max_num_adapters_per_replica": 2}
     engine = InProcessEngine(config(lora_config=adapters(tmp_path, "a") | pinned))
-    with pytest.raises(EngineStartFailed, match="pinned adapters: .* no adapter 'gone'"):
+    with pytest.raises(EngineStartFailed, match=r"pinned adapters: .* no adapter 'gone'"):
         await engine.start()
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
