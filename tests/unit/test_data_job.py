@@ -1029,6 +1029,24 @@ def test_a_job_from_python_can_go_on_by_the_command(tmp_path: Path, monkeypatch,
     assert batch("in.jsonl", "out.jsonl", config=SIM, params={"stop": ("a",)}).ok == 1
 
 
+def test_a_job_that_another_command_has_begun_meanwhile_is_not_taken_over(tmp_path: Path, patched):
+    """Two commands on one output find none there; the second takes its lock when the first has ended."""
+    (tmp_path / "in.jsonl").write_text('{"text": "x"}\n')
+    output = str(tmp_path / "out.jsonl")
+    others: list[str] = ["First {text}"]
+
+    def pool(engines, config, **_: object):
+        if others:
+            batch(str(tmp_path / "in.jsonl"), output, config=SIM, prompt=others.pop())
+        return InProcessPool(lambda: InProcessEngine(config))
+
+    patched("penstock.data.job.api.make_worker_pool", pool)
+    with pytest.raises(ConfigError, match=r"was begun with prompt = 'First \{text\}', not 'Second"):
+        batch(str(tmp_path / "in.jsonl"), output, config=SIM, prompt="Second {text}")
+    assert "First x" in read(output)[0]["generated_text"]
+    assert Job.load_spec(output).template == "First {text}"
+
+
 def test_a_config_that_a_journal_cannot_hold_goes_on_from_python_only(tmp_path: Path, in_process):
     (tmp_path / "in.jsonl").write_text('{"prompt": "x"}\n')
     odd = LLMConfig(

@@ -32,7 +32,7 @@ from penstock.data.job.job import Job
 from penstock.data.job.preview import preview
 from penstock.data.job.report import BUDGET, JobReport, Limits, Prices, RunStats, report
 from penstock.data.job.spec import EngineSpec, JobSpec
-from penstock.data.job.validation import continued, find_job_input, finished_report
+from penstock.data.job.validation import check_continuation, continued, find_job_input, finished_report
 from penstock.data.journal.index import Index
 from penstock.data.journal.lock import is_locked
 from penstock.data.storage.paths import StoragePath
@@ -119,6 +119,7 @@ def _run(batch_run: BatchRun, signals_fd: int, output: Output) -> int:
             listener=meter,
             prices=prices,
             retry_failed=batch_run.retry_failed,
+            check=lambda began: None if names_engines else check_continuation(began, spec),
         )
         done = asyncio.run(_signalled(job, signals_fd, meter))
     return _ended(batch_run, done, output)

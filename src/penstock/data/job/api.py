@@ -19,7 +19,7 @@ from penstock.data.job.job import Job
 from penstock.data.job.protocol import WorkerPool
 from penstock.data.job.report import JobReport, Limits, Prices, ProgressListener
 from penstock.data.job.spec import EngineSpec, JobSpec, Reuse
-from penstock.data.job.validation import continued, finished_report
+from penstock.data.job.validation import check_continuation, continued, finished_report
 from penstock.data.job.worker import InProcessPool
 from penstock.data.rows.coerce import to_json
 from penstock.data.rows.request import Kind
@@ -127,6 +127,7 @@ def batch(
         prices=prices,
         listener=watcher,
         retry_failed=retry_failed,
+        check=lambda before: check_continuation(before, spec),
     )
     try:
         asyncio.get_running_loop()

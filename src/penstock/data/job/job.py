@@ -67,12 +67,15 @@ class Job:
         prices: Prices | None = None,
         retry_failed: bool = False,
         on_stop: Callable[[], Failure | None] = lambda: None,
+        check: Callable[[JobSpec], None] = lambda before: None,
     ) -> None:
-        """on_stop: the failure of rows that a stop leaves without an outcome; None: they run when resumed."""
+        """on_stop: the failure of rows that a stop leaves without an outcome; None: they run when resumed.
+        check: of the spec that the job began with, once no other driver can begin one; raises ConfigError.
+        """
         self.spec, self.stop = spec, ShutdownRequest()
         self._pool, self._limits = pool, limits or Limits()
         self._listener, self._prices = listener or ProgressListener(), prices
-        self._retry_failed, self._on_stop = retry_failed, on_stop
+        self._retry_failed, self._on_stop, self._check = retry_failed, on_stop, check
         self._journal = spec.journal
         self.stats = RunStats()
 
@@ -132,6 +135,7 @@ class Job:
         if before is None:
             opened = self._new_manifest(now)
         else:
+            self._check(before.spec)
             check_same(before.source, now)
             self.spec = msgspec.structs.replace(self.spec, is_openai_batch=before.spec.is_openai_batch)
             opened = msgspec.structs.replace(before, spec=self.spec, stop_reason=None, report=None)
