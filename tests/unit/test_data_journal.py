@@ -84,9 +84,10 @@ def test_a_tail_of_zeros_counts_as_not_written(tmp_path: Path):
     assert index(tmp_path).counts()["ok"] == 1
 
 
-def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path):
+@pytest.mark.parametrize("damage", [b'"row":?', b'"row":"1"', b'"row":1,"key":"\xff"'])
+def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path, damage: bytes):
     path = write(tmp_path, "0001-a", Entry(0, ok()), Entry(1, ok()), Entry(2, ok()))
-    path.write_bytes(path.read_bytes().replace(b'"row":1', b'"row":?'))
+    path.write_bytes(path.read_bytes().replace(b'"row":1', damage))
     with pytest.raises(JournalBroken, match=r"0001-a.jsonl' is damaged in line 2"):
         index(tmp_path)
 

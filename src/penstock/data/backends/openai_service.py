@@ -194,7 +194,7 @@ class OpenAIService:
             )
         try:
             listed = msgspec.json.decode(response.body, type=_Models) if response.status == 200 else _Models()
-        except (msgspec.DecodeError, msgspec.ValidationError):
+        except ValueError:
             return []
         return [card.id for card in listed.data if card.parent is None or card.id == self._model]
 

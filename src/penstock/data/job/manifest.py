@@ -45,7 +45,7 @@ def read(journal: StoragePath) -> JobManifest | None:
         return None
     try:
         return msgspec.json.decode(data, type=JobManifest)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except ValueError as error:
         raise ConfigError(f"'{at.url}' is not a job that this version can read: {error}.") from error
 
 

@@ -259,5 +259,5 @@ def _locked_by(output: str, other: Heartbeat | None) -> OutputLocked:
 def _decoded(owner: bytes) -> Heartbeat | None:
     try:
         return msgspec.json.decode(owner, type=Heartbeat)
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except ValueError:
         return None

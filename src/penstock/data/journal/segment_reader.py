@@ -94,7 +94,7 @@ def _entries(lines: IO[bytes], name: str) -> Iterator[tuple[Entry, int]]:
             return  # torn: its process was killed
         try:
             yield decode_line(text), at
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except ValueError as error:  # no JSON, no entry, or no UTF-8
             if b"\0" not in text:  # only a loss of power leaves zeros
                 raise JournalBroken(
                     f"'{name}' is damaged in line {number} ({error}). Delete that line to run its row again."
