@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import resource
+import shutil
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ from unittest.mock import Mock
 
 import msgspec
 import pytest
+from tests.waiting import until
 
 from penstock.cli.batch.run import config_of
 from penstock.config import LLMConfig
@@ -21,10 +24,11 @@ from penstock.data.execution.retry import RetryPolicy
 from penstock.data.job import manifest
 from penstock.data.job.api import batch, make_worker_pool
 from penstock.data.job.job import Job
+from penstock.data.job.output import OutputWriter
 from penstock.data.job.pending import map_in_threads
 from penstock.data.job.preview import preview
-from penstock.data.job.protocol import WorkerLost
-from penstock.data.job.report import JobReport, Limits, Prices, ProgressListener
+from penstock.data.job.protocol import WorkerLost, WorkItem
+from penstock.data.job.report import JobReport, Limits, Prices, ProgressListener, RunStats
 from penstock.data.job.spec import EngineSpec, JobSpec
 from penstock.data.job.validation import check_continuation, continued
 from penstock.data.job.worker import InProcessPool
@@ -32,10 +36,11 @@ from penstock.data.journal.answer_cache import AnswerCache, CacheKey
 from penstock.data.journal.index import Index
 from penstock.data.journal.lock import OutputLocked, acquire_lock, lost_lock
 from penstock.data.results.outcome import Outcome
+from penstock.data.rows.request import RowRequest
 from penstock.data.storage.paths import LocalPath, RemotePath, storage_path
 from penstock.data.storage.readers import InputRow
 from penstock.engine import no_progress
-from penstock.errors import ConfigError, EngineStartFailed, Unavailable
+from penstock.errors import ConfigError, EngineDead, EngineStartFailed, Unavailable
 
 FAST = {"step_base_ms": 0, "step_per_request_ms": 0, "prefill_tokens_per_s": float("inf")}
 
@@ -922,6 +927,21 @@ async def test_who_lost_the_output_to_another_driver_writes_nothing(spec, patche
         await job(job_spec).run()
     assert not job_spec.output_path.exists()
     assert manifest.read(job_spec.journal).stop_reason is None
+
+
+async def test_a_job_whose_journal_is_removed_ends_and_adds_nothing_to_the_next_one(spec):
+    """As users are told to do to begin anew, who may forget a job that still runs."""
+    job_spec = spec(texts(12))
+    first = job(job_spec, engine={"step_base_ms": 5, "max_num_seqs": 1})
+    running = asyncio.create_task(first.run())
+    await until(lambda: first.stats.completed)
+    shutil.rmtree(job_spec.journal.url)
+    other = msgspec.structs.replace(job_spec, template="Other {prompt}")
+    assert (await job(other).run()).ok == 12
+    with pytest.raises(OutputLocked, match="or its journal was removed"):
+        await running
+    assert all("Other row" in row["generated_text"] for row in read(job_spec.output))
+    assert manifest.read(job_spec.journal).finished
 
 
 async def test_a_job_that_is_cancelled_while_it_takes_its_lock_leaves_the_output_free(spec, patched):

@@ -77,8 +77,11 @@ def is_locked(journal: StoragePath) -> bool:
 
 
 def lost_lock(journal: StoragePath) -> OutputLocked:
-    """The error of a driver whose lock was taken over."""
-    return OutputLocked(f"Another driver has taken over this output ('{journal.url}') and continues the job.")
+    """The error of a driver whose lock was taken over, or removed."""
+    return OutputLocked(
+        f"Another driver has taken over this output ('{journal.url}'), or its journal was removed. The same "
+        "command shows which, or begins anew."
+    )
 
 
 def _this_process() -> Heartbeat:
@@ -108,6 +111,7 @@ class _FileLock:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             self._lock(path)
+            self._links = os.fstat(self._file).st_nlink
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, msgspec.json.encode(_this_process()), 0)
         except BaseException as error:
@@ -129,8 +133,13 @@ class _FileLock:
         raise _locked_by(path.parent.as_posix(), _decoded(os.read(self._file, 4096)))
 
     def lost(self) -> bool:
-        """Whether it was released: a caller then has gone on for longer than its owner."""
-        return self._file < 0
+        """Whether it was released: a caller then has gone on for longer than its owner; or removed, and
+        another driver may lock a new one.
+        """
+        try:
+            return self._file < 0 or os.fstat(self._file).st_nlink < self._links
+        except OSError:  # it was released just now
+            return True
 
     def check(self) -> None:
         """Raises: OutputLocked."""
