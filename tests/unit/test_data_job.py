@@ -478,6 +478,38 @@ async def test_a_step_that_is_cancelled_leaves_no_task_behind(spec, tmp_path: Pa
     await worker.stop()
 
 
+async def test_a_worker_that_is_stopped_gives_up_the_restart_of_its_engine(spec, tmp_path: Path):
+    """It may take minutes; what it has begun must end before its backend is stopped."""
+    told: list[str] = []
+
+    class Dying:
+        async def start(self, progress=no_progress):
+            told.append("start")
+            try:
+                await asyncio.sleep(0 if len(told) == 1 else 600)
+            except asyncio.CancelledError:
+                told.append("given up")
+                raise
+
+        async def stop(self):
+            told.append("stop")
+
+        async def send(self, request):
+            raise EngineDead("The engine died.")
+
+        def available_slots(self, in_flight):
+            return 1
+
+    worker = InProcessPool(Dying).make_worker(storage_path(tmp_path), "0001-engine-1", RetryPolicy())
+    await worker.start(no_progress)
+    row = RowRequest(path="/v1/completions", body=b"{}")
+    step = asyncio.create_task(worker.step([WorkItem(0, row)], False))
+    await until(lambda: len(told) == 2)
+    await step
+    await worker.stop()
+    assert told == ["start", "start", "given up", "stop"]
+
+
 async def test_a_limit_runs_the_first_rows_only(spec):
     job_spec = spec(texts(30), limit=7)
     done = await job(job_spec).run()

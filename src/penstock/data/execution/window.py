@@ -108,6 +108,12 @@ class Window:
                 self._admit()
         return row.finished(outcome)
 
+    async def close(self) -> None:
+        """Gives up a restart of the engine. Call it when no row runs any more."""
+        if self._restart is not None:
+            self._restart.cancel()
+            await asyncio.wait({self._restart})
+
     async def _run_tries(self, row: _Row, limit: asyncio.Timeout) -> Outcome:
         while row.deaths < self.retry_policy.max_deaths:
             try:

@@ -85,6 +85,7 @@ class BatchWorker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
+            await self._window.close()
             if self._segment is not None:
                 await completed(asyncio.to_thread(self._segment.close))
             await asyncio.sleep(0)  # lets the segment's last callbacks run
