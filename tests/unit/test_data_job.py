@@ -961,6 +961,21 @@ async def test_who_lost_the_output_to_another_driver_writes_nothing(spec, patche
     assert manifest.read(job_spec.journal).stop_reason is None
 
 
+async def test_a_listener_that_fails_ends_the_job_and_no_row_is_lost(spec):
+    """It is called by what looks after the lock, which then looked no more."""
+
+    class Careless(ProgressListener):
+        def on_tick(self, stats: RunStats) -> None:
+            raise ZeroDivisionError("of theirs")
+
+    job_spec = spec(texts(1), defaults={"max_tokens": 15_000})
+    slow = {"step_base_ms": 50, "reply": "x" * 15_000}
+    with pytest.raises(ZeroDivisionError):
+        await job(job_spec, engine=slow, listener=Careless()).run()
+    assert manifest.read(job_spec.journal).stop_reason == "failed: of theirs"
+    assert (await job(job_spec).run()).ok == 1
+
+
 async def test_a_job_whose_journal_is_removed_ends_and_adds_nothing_to_the_next_one(spec):
     """As users are told to do to begin anew, who may forget a job that still runs."""
     job_spec = spec(texts(12))

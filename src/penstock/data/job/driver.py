@@ -93,7 +93,7 @@ class Driver:
 
     def __post_init__(self) -> None:
         self._writing = threading.Lock()
-        self._errors: list[Error] = []
+        self._errors: list[BaseException] = []
         self._completed_by = Counter[str]()
         self._cancelled = asyncio.Event()
 
@@ -114,6 +114,8 @@ class Driver:
             )
             filling = asyncio.create_task(self._queue.read_ahead())
             beside = [asyncio.create_task(self._monitor()), asyncio.create_task(self._watch_the_clock())]
+            for task in beside:
+                task.add_done_callback(self._on_ended_beside)
             try:
                 if await self._has_work():
                     await self.pool.open()
@@ -157,13 +159,17 @@ class Driver:
 
     def _on_journal_broken(self, error: Error) -> None:
         """On any thread, when the segment cannot be written."""
+        self._loop.call_soon_threadsafe(self._fail, error)
 
-        def fail() -> None:
-            self._errors.append(error)
-            self._cancelled.set()
-            self._queue.wake()
+    def _on_ended_beside(self, task: asyncio.Task[None]) -> None:
+        """Such as by an error of the user's listener: without it nobody would see that the lock is lost."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
 
-        self._loop.call_soon_threadsafe(fail)
+    def _fail(self, error: BaseException) -> None:
+        self._errors.append(error)
+        self._cancelled.set()
+        self._queue.wake()
 
     def _count(self, done: RowCompleted) -> None:
         self.stats.add(done)
