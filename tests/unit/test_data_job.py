@@ -745,6 +745,27 @@ async def test_an_input_that_changes_while_it_runs_gives_no_output(spec, tmp_pat
     assert (done.ok, done.run_rows, len(read(job_spec.output))) == (30, 0, 30)
 
 
+async def test_an_input_that_changes_while_the_output_is_written_does_not_pass_for_that_of_the_answers(
+    spec, tmp_path: Path, monkeypatch
+):
+    write = OutputWriter.write
+
+    def changed(self: OutputWriter, index: Index) -> list[str]:
+        (tmp_path / "in.jsonl").write_text('{"id": 9, "prompt": "other"}\n')
+        return write(self, index)
+
+    job_spec = spec(texts(1))
+    before = (tmp_path / "in.jsonl").read_bytes()
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(OutputWriter, "write", changed)
+        with pytest.raises(ConfigError, match="The input has changed since this job began"):
+            await job(job_spec).run()
+    assert not manifest.read(job_spec.journal).finished
+    (tmp_path / "in.jsonl").write_bytes(before)
+    assert (await job(job_spec).run()).ended == "finished"
+    assert [(row["id"], row["generated_text"]) for row in read(job_spec.output)] == [(0, "row 0")]
+
+
 async def test_an_input_that_was_copied_is_the_same(spec, tmp_path: Path):
     job_spec = spec(texts(3))
     await job(job_spec, limits=Limits(seconds=0.0)).run()

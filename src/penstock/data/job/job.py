@@ -224,6 +224,7 @@ class Job:
             self._listener.on_writing()
             write = OutputWriter(self.spec, self._manifest.source).write
             files = await completed(asyncio.to_thread(write, index))
+            await asyncio.to_thread(self._check_input)  # whose columns were read once more
         await asyncio.to_thread(lock.check)
         finished = report(self.spec.output, reason, index, self.stats, files, self._prices)
         last = msgspec.structs.replace(self._manifest, stop_reason=reason, report=finished)
