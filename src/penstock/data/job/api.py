@@ -223,9 +223,15 @@ def _run_in_thread(job: Job) -> JobReport:
 
 
 async def _run_with_signals(job: Job) -> JobReport:
-    loop = asyncio.get_running_loop()
+    loop, before = asyncio.get_running_loop(), dict[int, Any]()
     if threading.current_thread() is threading.main_thread():
         for signum in (signal.SIGINT, signal.SIGTERM):
             with suppress(NotImplementedError):
+                before[signum] = signal.getsignal(signum)
                 loop.add_signal_handler(signum, job.stop.request, signal.Signals(signum).name)
-    return await job.run()
+    try:
+        return await job.run()
+    finally:
+        for signum, handler in before.items():  # the program's own
+            loop.remove_signal_handler(signum)
+            signal.signal(signum, handler or signal.SIG_DFL)
