@@ -96,7 +96,8 @@ class Child:
             self._loop.remove_reader(self._output)
             return False
         self._tail = (self._tail + said)[-_KEPT_BYTES:]
-        sys.stderr.write(said.decode(errors="replace"))
+        with suppress(OSError, ValueError):  # ours goes nowhere any more: to a full disk, or a closed pipe
+            sys.stderr.write(said.decode(errors="replace"))
         return True
 
     def _on_end(self) -> None:

@@ -289,7 +289,13 @@ class ProcessEngine(EngineControl):
         progress("load")
         command = [filled(word, values) for word in options.command]
         environment = {name: filled(text, values) for name, text in options.environment.items()}
-        self._child = child = Child(command, environment, options.stop_grace_s)
+        try:
+            self._child = child = Child(command, environment, options.stop_grace_s)
+        except OSError as error:
+            raise EngineStartFailed(
+                f"Model '{self._config.model_id}' cannot start: no process can be started "
+                f"({error.strerror}); free memory, or end others."
+            ) from error
         wire = Wire(_HOST, port, api_key)
         try:
             await readiness.unless_ended(child, self._ready(wire, progress))
