@@ -1,20 +1,24 @@
 """What `penstock.LLM` (with a simulated engine) and `penstock.batch` make of tables, and what they refuse."""
 
 import datetime
+import errno
+import os
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import penstock
 from penstock.config import LLMConfig, ModelLoadingConfig
 from penstock.data.table import frames
-from penstock.errors import BadRequest, ConfigError
+from penstock.errors import BadRequest, ConfigError, Unavailable
 
 SIMULATED = LLMConfig(
     model_loading_config=ModelLoadingConfig(model_id="sim"),
@@ -199,3 +203,21 @@ def test_a_refused_table_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(ConfigError):
         penstock.batch(7, "{a}", model=penstock.demo_model())
     assert not list(tmp_path.iterdir())
+
+
+def test_a_table_that_was_not_written_whole_is_written_again(tmp_path: Path, monkeypatch, patched):
+    def half(rows: Any, where: Any) -> None:
+        (where if hasattr(where, "write") else where.open("wb")).write(b"PAR1")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.chdir(tmp_path)
+    table = [{"a": "x"}]
+    with monkeypatch.context() as full:
+        full.setattr("pyarrow.parquet.write_table", half)
+        with pytest.raises((Unavailable, OSError), match="No space left"):
+            penstock.batch(table, "{a}", name="mine", url="http://127.0.0.1:9")
+    asked: list[Any] = []
+    patched("penstock.data.table.job.run", lambda source, *_, **__: asked.append(pq.read_table(source)))
+    with suppress(AttributeError):  # there is no report
+        penstock.batch(table, "{a}", name="mine", url="http://127.0.0.1:9")
+    assert asked[0].to_pylist() == table

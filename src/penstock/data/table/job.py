@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from penstock.data.job.api import batch as run
 from penstock.data.job.report import ProgressListener, RunStats
+from penstock.data.storage.paths import LocalPath, atomic_write
 from penstock.data.table import frames
 from penstock.data.table.asking import json_schema, model_config, refuse_engine_arguments, with_schema
 from penstock.data.table.screen import bar
@@ -60,7 +61,8 @@ def batch(
             source = output.with_suffix(".input.parquet")
             rows = frames.arrow(table)
             if not (source.exists() and pq.read_table(source).equals(rows)):
-                pq.write_table(rows, source)
+                with atomic_write(LocalPath(source)) as file:  # a second call could not read a part of it
+                    pq.write_table(rows, file)
         with quiet() as screen, bar(None, screen) as shown:
             report = run(
                 str(source),
