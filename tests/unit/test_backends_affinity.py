@@ -6,16 +6,16 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from penstock.data.backends import replica_set, serve_lookup
 from penstock.data.backends.replica_set import GroupAffinity, ReplicaSet
 from penstock.data.rows.request import RowRequest
-from penstock.errors import ConfigError, EngineStartFailed
+from penstock.errors import ConfigError, EngineStartFailed, Unavailable
 
 pytestmark = pytest.mark.parity("X18")
 
@@ -73,6 +73,18 @@ async def test_the_call_that_was_to_start_a_replica_ends_with_its_start(
     with pytest.raises(EngineStartFailed):
         await replicas._start_replica(cast(serve_lookup.FoundDeployment, Broken()))
     assert given_up == ["here"]
+
+
+async def test_a_row_that_waits_while_serves_controller_is_away_is_tried_again(patched):
+    """A row would fail by any other error: its replicas may be there again in a second."""
+
+    def away() -> None:
+        raise RayActorError
+
+    patched(serve_lookup.serve, "status", away)
+    deployment = serve_lookup.FoundDeployment("app", "x", cast(Any, None))
+    with pytest.raises(Unavailable, match="Ray Serve does not answer now"):
+        await deployment.check()
 
 
 async def test_replicas_that_come_when_a_start_is_given_up_are_not_connected_to(patched):

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatusOverview
@@ -88,7 +89,11 @@ def _only_model(app: str, names: list[str]) -> str:
 
 
 def _applications() -> Mapping[str, ApplicationStatusOverview]:
-    return serve.status().applications
+    """Raises: Unavailable while Serve's controller is away; it is restarted."""
+    try:
+        return serve.status().applications
+    except (RayError, RayServeException) as error:
+        raise Unavailable("Ray Serve does not answer now: its controller has ended, or its node.") from error
 
 
 def _listed(intro: str, names: Mapping[str, object] | list[str]) -> str:
