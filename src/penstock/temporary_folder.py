@@ -25,8 +25,8 @@ def temporary_folder(kind: str, *, outlives: bool = False, sockets: bool = False
     sockets: for Unix sockets with names of at most 12 characters.
     Raises: Unavailable.
     """
-    place = short_place(_FOLDER_BYTES) if sockets else None
     try:
+        place = short_place(_FOLDER_BYTES) if sockets else None
         if outlives:
             return Path(tempfile.mkdtemp(prefix=f"penstock-{kind}-", dir=place))
         _remove_orphans()
