@@ -253,6 +253,24 @@ async def test_the_actors_of_a_pipeline_share_its_requests_per_second(kinds: tup
             assert monotonic() - began >= (6 * len(kinds) - 1) / 20
 
 
+async def test_what_does_not_speak_http_is_not_reached():
+    """As with http:// for https://, or the port of another program."""
+
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(other, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(
+            Unavailable, match=r"its answer is not HTTP\. Is it running, and is the URL right"
+        ):
+            await OpenAIService(url).start()
+        async with started(OpenAIService(url, model="m", finds_model=False)) as asked:
+            assert (await asked.send(row(prompt="one"))).status == 502
+
+
 async def test_nobody_there_is_unavailable_with_the_url_and_no_secret(free_port: int):
     asked = OpenAIService(f"http://me:secret@127.0.0.1:{free_port}/v1?key=secret", model="m")
     with pytest.raises(Unavailable) as told:

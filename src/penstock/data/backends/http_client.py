@@ -20,7 +20,7 @@ _CONNECT_S = 10.0
 # TCP keep-alive, so that the kernel notices a host that vanished or a router that lost the connection.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
 _CONNECT_ERRORS = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, BlockingIOError)
-_LOST_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError)
+_LOST_ERRORS = (aiohttp.ClientError, ConnectionError)
 
 
 Body = bytes | Callable[[], aiohttp.FormData]
@@ -135,6 +135,8 @@ def _why(error: BaseException) -> str:
         return f"no connection within {_CONNECT_S:g} s"
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return "the connection was closed"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return "its answer is not HTTP"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return type(error).__name__
