@@ -1,5 +1,7 @@
 """The driver's end of an actor, before there is one."""
 
+import asyncio
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from penstock.config import LLMConfig
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.job import ray_workers
+from penstock.data.job.protocol import WorkerLost
 from penstock.data.job.ray_workers import RayActorPool
 from penstock.data.storage.paths import storage_path
 
@@ -27,3 +30,14 @@ async def test_an_actor_that_cannot_be_made_leaves_no_placement_group(tmp_path, 
     with pytest.raises(ValueError, match="No such resource"):
         await worker.start(Mock())
     removed.assert_called_once_with("group")
+
+
+async def test_a_worker_that_is_silent_for_minutes_is_lost(tmp_path, monkeypatch):
+    """Its process may have been stopped, or its loop blocked: Ray would wait for it without end."""
+    monkeypatch.setattr(ray_workers, "_MOST_SILENCE_S", 0.05)
+    pool = RayActorPool(LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sim"), 1)
+    worker: Any = pool.make_worker(storage_path(tmp_path), "0001-engine-1", RetryPolicy())
+    worker._actor = Mock()
+    worker._actor.step.remote.return_value = asyncio.get_running_loop().create_future()
+    with pytest.raises(WorkerLost, match="0001-engine-1 has been silent"):
+        await asyncio.wait_for(worker.step([], False), 10)

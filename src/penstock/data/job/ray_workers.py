@@ -41,6 +41,9 @@ from penstock.engine import Progress
 from penstock.errors import ConfigError, Error, Unavailable
 
 _STOP_S = 30.0
+_MOST_SILENCE_S = 300.0
+"""A step takes half a second; more where its process gets no CPU. Ray sees the end of a process alone."""
+
 _MESSAGE_AFTER_S = 20.0
 """Waiting for resources of the cluster, before a message says which."""
 
@@ -165,7 +168,11 @@ class _RayWorkerHandle:
 
     async def step(self, items: list[WorkItem], has_more: bool) -> WorkerUpdate:
         try:
-            return _decode_step(await self._actor.step.remote(_encode(items), has_more))
+            async with asyncio.timeout(_MOST_SILENCE_S):
+                return _decode_step(await self._actor.step.remote(_encode(items), has_more))
+        except TimeoutError:
+            silent = f"has been silent for {_MOST_SILENCE_S:g} s: it is stopped, or hangs"
+            raise WorkerLost(f"The process of {self._name} {silent}.") from None
         except RayError as error:
             raise _translate(error, self._name) from None
 
