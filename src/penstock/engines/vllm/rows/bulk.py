@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 Given = TypeVar("Given")
@@ -15,6 +16,9 @@ Made = TypeVar("Made")
 
 _AT_A_TIME = 32
 """Calls in one job: the first of many rows reach the engine while the others wait."""
+
+
+_DROPPED = RuntimeError("Its threads have ended.")
 
 
 class Bulk(Generic[Given, Made]):
@@ -39,12 +43,13 @@ class Bulk(Generic[Given, Made]):
         while self._waiting:
             calls, self._waiting = self._waiting[:_AT_A_TIME], self._waiting[_AT_A_TIME:]
             calls = [call for call in calls if not call[1].done()]  # cancelled
-            try:
-                outcomes = await loop.run_in_executor(
-                    self._executor, self._outcomes, [given for given, _ in calls]
-                )
-            except RuntimeError as error:  # the pool is shut down
-                outcomes = [error] * len(calls)
+            items = [given for given, _ in calls]
+            outcomes: list[Made | Exception] = [_DROPPED] * len(calls)
+            with suppress(RuntimeError):  # the pool is shut down
+                running = loop.run_in_executor(self._executor, self._outcomes, items)
+                await asyncio.wait({running})
+                if not running.cancelled():  # as where vLLM replaces threads that are stuck
+                    outcomes = running.result()
             for (_, made), outcome in zip(calls, outcomes, strict=True):
                 if made.done():
                     continue
