@@ -93,6 +93,19 @@ def test_another_environment_of_vllm_has_no_answer(monkeypatch):
     assert answer_cache.find("question") is None
 
 
+def test_a_user_without_a_home_asks_each_time(monkeypatch, patched):
+    """As one of a container whose number no file names."""
+
+    def unknown(user: int):
+        raise KeyError(user)
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    patched("pwd.getpwuid", unknown)
+    answer_cache.keep("question", {"faults": []})
+    assert answer_cache.find("question") is None
+
+
 def test_an_answer_with_a_secret_is_not_kept():
     answer_cache.keep("question", {"kwargs": {"hf_token": "hf_1"}})
     assert answer_cache.find("question") is None

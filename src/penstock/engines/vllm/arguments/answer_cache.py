@@ -24,7 +24,7 @@ def find(question: str) -> dict[str, Any] | None:
     """The cached answer to this question, of this vLLM."""
     try:
         return json.loads(_file(question).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # the last one where this user has no home
         return None
 
 
@@ -32,13 +32,13 @@ def keep(question: str, answer: dict[str, Any]) -> None:
     """Caches an answer, unless it holds a secret."""
     if masked(answer) != answer:
         return
-    file = _file(question)
     try:
+        file = _file(question)
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as new:
             json.dump(answer, new)
         os.replace(new.name, file)
-    except OSError:
+    except (OSError, RuntimeError):
         return
 
 
