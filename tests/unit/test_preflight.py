@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -390,6 +391,21 @@ def test_a_model_without_a_template_is_no_mistake(llama: Path, checked):
 def test_a_misspelt_folder_is_named_with_its_neighbour(llama: Path, mistake):
     assert f"Did you mean '{llama}'?" in mistake(str(llama).replace("llama", "lama"))
     assert f"Did you mean {llama}?" in mistake(llama.parent)
+
+
+@pytest.mark.parametrize(("reads", "name"), [("read_bytes", "config.json"), ("iterdir", "llama")])
+def test_what_this_user_may_not_read_is_named(
+    llama: Path, mistake, monkeypatch: pytest.MonkeyPatch, reads: str, name: str
+):
+    read = getattr(Path, reads)
+
+    def refused(path: Path) -> Any:
+        if path.name == name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, reads, refused)
+    assert f"{name} cannot be read: Permission denied" in mistake(llama).replace("'", "")
 
 
 def test_adapters_that_the_model_cannot_take_are_named(llama: Path, checked, tmp_path: Path):

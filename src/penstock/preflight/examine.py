@@ -44,6 +44,9 @@ def examine(
         config = files.read("config.json")
     except ValueError:
         return Examined((Mistake("config.json is no valid JSON. Copy or download it again."),))
+    except OSError as error:
+        text = f"config.json cannot be read: {error.strerror}. Give this user the right to, or copy it."
+        return Examined((Mistake(text),))
     if not config:
         return Examined((loading.without_config(files),))
     said += (refused := [*loading.of_values(arguments)])

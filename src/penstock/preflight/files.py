@@ -14,7 +14,7 @@ from typing import Any
 from penstock import sources
 from penstock.engines import weights as headers
 from penstock.engines.weights import Tensor
-from penstock.errors import DownloadFailed
+from penstock.errors import DownloadFailed, SourceNotFound
 from penstock.preflight.model import DTYPE_BYTES, ModelSize
 from penstock.preflight.weights import COMPARED, ModelWeights
 
@@ -40,7 +40,12 @@ class ModelFiles:
             folder = sources.fetch(source, only=_SMALL, tries=1)
             with suppress(DownloadFailed):  # then from the hub's cache
                 return cls(folder, sources.sizes(source))
-        return cls(folder, {file.name: file.stat().st_size for file in folder.iterdir() if file.is_file()})
+        try:
+            return cls(
+                folder, {file.name: file.stat().st_size for file in folder.iterdir() if file.is_file()}
+            )
+        except OSError as error:
+            raise SourceNotFound(f"'{error.filename or folder}' cannot be read: {error.strerror}.") from error
 
     def read(self, name: str) -> dict[str, Any]:
         """The mapping in a JSON file; empty without the file. Raises: ValueError."""
