@@ -4,15 +4,19 @@ import csv
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
+from penstock.cli.batch import submit
 from penstock.cli.batch.terminal import Pace, shown, table_of
 from penstock.data.job.protocol import RowCompleted
 from penstock.data.job.report import ErrorKind, JobReport, RunStats
+from penstock.errors import ConfigError
 
 pytestmark = pytest.mark.parity("X19")
 
@@ -132,3 +136,18 @@ def test_rows_of_a_trial_are_a_table_of_the_users_columns_and_the_answer(tmp_pat
     assert [line.split()[0] for line in lines] == [str(n) for n in range(20)]
     assert lines[3].split()[1:3] == ["a", "b"]
     assert (lines[3].rstrip().endswith("[b]3"), "…" in lines[3], more) == (True, True, "And 10 more rows.")
+
+
+def test_a_file_that_changes_while_it_is_sent_is_another_batchs(tmp_path: Path):
+    source, note = tmp_path / "in.jsonl", tmp_path / "out.jsonl.batch.json"
+    source.write_text('{"url": "/v1/completions"}\n')
+
+    class Files:
+        def create(self, file: io.BufferedReader, purpose: str) -> SimpleNamespace:
+            file.read()
+            source.write_text('{"url": "/v1/completions", "custom_id": "new"}\n')
+            return SimpleNamespace(id="file-1")
+
+    submit._uploaded(cast(Any, SimpleNamespace(files=Files())), source, note, "http://x", "24h")
+    with pytest.raises(ConfigError, match="is of another batch"):
+        submit._known(source, tmp_path / "out.jsonl", note, "http://x", None)

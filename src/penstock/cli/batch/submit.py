@@ -124,9 +124,10 @@ def _known(source: Path, to: Path, note: Path, url: str, window: str | None) -> 
 def _uploaded(api: openai.OpenAI, source: Path, note: Path, url: str, window: str) -> _Submitted:
     """Sends the file. It is noted before the batch is asked for, so that no batch is ever lost."""
     _endpoint(source)
+    sent = _identity(source)  # first: it may be changed meanwhile
     with source.open("rb") as content:
         file = api.files.create(file=content, purpose="batch")
-    known = _Submitted(url, None, _identity(source), file.id, window)
+    known = _Submitted(url, None, sent, file.id, window)
     _write(note, known)
     return known
 
