@@ -6,6 +6,7 @@ import json
 import pytest
 from served import Served, until
 
+from penstock.config import LLMServingArgs
 from penstock.config.schema.versions import VersionConfig
 from penstock.engine import Load
 from penstock.openai.response_items import item_number, new_id
@@ -21,10 +22,12 @@ class Keeper:
     def __init__(self) -> None:
         self.kept: dict[str, str] = {}
         self.asked: list[str] = []
+        self.said: list[dict[str, object]] = []
 
     async def __call__(self, scope, receive, send):
         self.asked.append(f"{scope['method']} {scope['path']}")
         said = json.loads((await receive())["body"] or b"{}")
+        self.said.append(said)
         if scope["path"] == "/v1/responses":
             known = self.kept.get(said.get("previous_response_id") or "", "")
             key = new_id(current_replica.get())
@@ -64,6 +67,28 @@ async def test_a_response_is_continued_by_the_version_that_keeps_it(served: Serv
             assert more.json()["text"] == "xy"
             assert more.headers["x-penstock-model"] == made.headers["x-penstock-model"]
     assert all(keeper.kept for keeper in keepers.values())
+
+
+@pytest.mark.parity("X15")
+async def test_a_shadow_answers_what_refers_to_no_kept_response_and_keeps_nothing(served: Served, tmp_path):
+    client, shadow, file = Keeper(), Keeper(), tmp_path / "answers.jsonl"
+    entries = [{"name": "a", "weight": 1}, {"name": "b", "weight": 0, "engine_kwargs": {"reply": "b"}}]
+    model = {"model_loading_config": {"model_id": "m"}, "llm_engine": "sim", "versions": entries}
+    model["shadow"] = {"version": "b", "share": 1.0, "answers": str(file)}
+    await served.gateway(*map(ServedModel.of, LLMServingArgs.parse({"llm_configs": [model]}).llm_configs))
+    await served.app(client, "m")
+    await served.app(shadow, "m@b")
+    asked = [{"input": "x"}, {"input": "x", "store": True, "background": False}]
+    async with served.http() as http:
+        for body in asked:
+            made = (await http.post("/v1/responses", json=body)).json()["id"]
+        for more in ({"background": True}, {"previous_response_id": made}):
+            assert (await http.post("/v1/responses", json={"input": "y", **more})).status_code == 200
+        await http.get(f"/v1/responses/{made}")
+        await until(lambda: file.exists() and file.read_text().count("\n") == 2)
+    sent = [body | {"service_tier": "default"} for body in asked]
+    assert (len(client.asked), shadow.said) == (5, [body | {"store": False} for body in sent])
+    assert [json.loads(line)["request"] for line in file.read_text().splitlines()] == sent
 
 
 async def test_every_response_is_found_where_it_was_made(served: Served):

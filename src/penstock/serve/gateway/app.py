@@ -472,7 +472,10 @@ class Gateway:
         """Asks another version as well, where the model has a shadow. Returns what waits for the client's
         answer.
         """
-        if not request.picked or not upstream.body.is_object or stored_responses.is_about(request.route):
+        if not request.picked or not upstream.body.is_object:
+            return None
+        may_store = stored_responses.is_about(request.route)
+        if may_store and not stored_responses.stands_alone(request.route, upstream):
             return None
         found = self._dispatch.splits.shadow(request.picked)
         body = upstream.body.twin() if found is not None else None
@@ -484,6 +487,8 @@ class Gateway:
         )
 
         async def ask(send: Send) -> None:
+            if may_store:
+                body.store_nothing()
             await self._dispatch.shadow(version, asked, ClientResponse(send, asked.id, timing.Timing()))
 
         about = {"request_id": request.id, "path": request.path, "request": msgspec.Raw(body.content)}

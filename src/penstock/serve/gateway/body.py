@@ -97,6 +97,7 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
     previous_response_id: msgspec.Raw = _NONE
     service_tier: msgspec.Raw = _NONE
     priority: msgspec.Raw = _NONE
+    background: msgspec.Raw = _NONE
     stream: msgspec.Raw = _NONE
     stream_options: msgspec.Raw = _NONE
     max_tokens: msgspec.Raw = _NONE
@@ -384,12 +385,20 @@ class RequestBody:
         """
         word = msgspec.json.encode(tier) if tier else b""
         if self.fields.priority or bytes(self.fields.service_tier) != word:
-            self._replace({tiers.FIELD: tier, "priority": None})
+            self._replace({tiers.FIELD: tier or None, "priority": None})
+
+    def store_nothing(self) -> None:
+        """Has the engine forget the response, as if the client had asked for that."""
+        self._replace({"store": False})
 
     def _replace(self, values: Mapping[str, object]) -> None:
         """Sets fields of the JSON object; None removes one. Raises: BadRequest."""
         given = _parsed(_decode_raw, self.content)
-        new = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in values.items() if value}
+        new = {
+            name: msgspec.Raw(msgspec.json.encode(value))
+            for name, value in values.items()
+            if value is not None
+        }
         left = {name: value for name, value in given.items() if values.get(name, "") is not None}
         self.content = msgspec.json.encode(left | new)
 

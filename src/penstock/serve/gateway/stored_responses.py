@@ -15,6 +15,7 @@ from penstock.openai.response_items import REFERENCE, keeper_of, mark_of, respon
 from penstock.serve.fleet.replica import Replica
 from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.body import Fields
+from penstock.serve.gateway.request import UpstreamRequest
 from penstock.serve.gateway.routes import Route
 
 _RESPONSES = "/v1/responses"
@@ -50,6 +51,15 @@ def keeper(table: Table, route: Route, fields: Fields, mark: str) -> Replica | N
 def is_about(route: Route) -> bool:
     """Whether requests there make, or refer to, stored responses."""
     return route.path.startswith(_RESPONSES)
+
+
+def stands_alone(route: Route, request: UpstreamRequest) -> bool:
+    """Whether another replica can answer it as well: it refers to nothing stored, and is answered at once."""
+    return (
+        route.path == _RESPONSES
+        and request.keeper is None
+        and bytes(request.body.fields.background) != b"true"
+    )
 
 
 def unknown(response_id: str) -> NotFound:
