@@ -41,10 +41,12 @@ def test_it_is_saved_once_when_it_no_longer_changes(files: tuple[WatchedFiles, P
     assert [watch.saved(), watch.saved(), watch.saved()] == [False, True, False]
 
 
-def test_a_file_that_is_away_is_waited_for(files: tuple[WatchedFiles, Path, Path]):
+def test_a_file_that_is_gone_is_told_once_and_waited_for(files: tuple[WatchedFiles, Path, Path]):
     watch, fleet, model = files
     fleet.unlink()
-    assert [watch.saved(), watch.saved()] == [False, False]
+    assert [watch.saved(), watch.saved(), watch.saved()] == [False, True, False]
+    with pytest.raises(ConfigError, match="no such file"):
+        make_plan(Arguments(sources=(str(fleet),), watch=True))
     fleet.write_text("llm_configs: [model.yaml, other.yaml]\n")
     other = model.with_name("other.yaml")
     other.write_text(MODEL.format("other"))

@@ -33,12 +33,11 @@ class WatchedFiles:
         self._known = _stamps(files) | {file: self._known[file] for file in files & self._known.keys()}
 
     def saved(self) -> bool:
-        """Whether they differ from what they were when this was last true, and no longer change. To be called
-        twice a second.
+        """Whether they differ from what they were when this was last true, or are gone, and no longer change.
+        To be called twice a second.
         """
         before, self._before = self._before, _stamps(self._known)
-        away = any(self._known[file] and stamp is None for file, stamp in self._before.items())
-        is_saved = self._before != self._known and self._before == before and not away
+        is_saved = self._before != self._known and self._before == before
         if is_saved:
             self._known = dict(before)
         return is_saved
