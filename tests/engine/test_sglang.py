@@ -55,7 +55,9 @@ DIGIT = {"type": "object", "properties": {"sum": {"type": "integer", "enum": [5]
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def sglang() -> AsyncIterator[Served]:
     """The model that thinks and calls tools."""
-    config = sglang_config(str(model("assistant")), tool_call_parser="hermes", reasoning_parser="deepseek-r1")
+    parsers = {"tool_call_parser": "hermes", "reasoning_parser": "deepseek-r1"}
+    no_blanks = {"constrained_json_disable_any_whitespace": True}  # a small model may write nothing else
+    config = sglang_config(str(model("assistant")), **parsers, **no_blanks)
     async with serve(config) as served:
         yield served
 
