@@ -23,6 +23,9 @@ from tests.ports import unused
 from tests.ray.command import Command, serving
 from tests.waiting import wait_until
 
+from penstock.config import LLMServingArgs
+from penstock.config.fleet.document import document as kept
+
 ADMIN, KEY = "admin-secret", "the-key-of-all-clients"
 TITLE = "ray::ServeReplica:penstock:"
 SERVER, VERSION = "LLMServer:", "@b"
@@ -301,7 +304,7 @@ class Changes:
         """That every gateway serves what the file says: one of so many connections reaches each."""
         newest, fleet = self.newest(), self.now
         assert newest["outcome"] == "applied", newest
-        assert newest["fleet"]["llm_configs"] == document(fleet)["llm_configs"]
+        assert newest["fleet"]["llm_configs"] == kept(LLMServingArgs.parse(document(fleet)))["llm_configs"]
         keys = [one["key"] for one in fleet["gateway"]["keys"]]
         size = fleet["gateway"].get("max_body_bytes", 100_000)
         for key in CONNECTIONS * [keys[-1]]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,9 @@ class Service:
         """Of replicas, by their deployment. Ray's title of a process ends with the call that it is in."""
         found: dict[str, int] = {}
         for process in self.command.living():
-            if (line := " ".join(process.cmdline())).startswith(TITLE):
-                found[line.removeprefix(TITLE).split()[0].partition(".")[0]] = process.pid
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                if (line := " ".join(process.cmdline())).startswith(TITLE):
+                    found[line.removeprefix(TITLE).split()[0].partition(".")[0]] = process.pid
         return found
 
     def ask(self, model: str, **more: Any) -> httpx.Response:

@@ -28,7 +28,7 @@ class Full:
 async def test_the_end_of_a_command_is_seen_though_its_output_goes_nowhere(monkeypatch: pytest.MonkeyPatch):
     """What it has said until then is copied when it has ended."""
     monkeypatch.setattr(sys, "stderr", Full())
-    child = Child(["sh", "-c", "yes & kill -9 $PPID"], {}, grace_s=1.0)
+    child = Child(["sh", "-c", "echo y; yes & kill -9 $PPID"], {}, grace_s=1.0)
     await asyncio.wait({child.ended}, timeout=20)
     assert child.ended.result() == "its process was killed by SIGKILL, perhaps because memory ran out"
     assert child.last_words().endswith("y")
