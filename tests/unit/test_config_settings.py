@@ -1,11 +1,14 @@
 """The environment: known names only, each readable."""
 
+from pathlib import Path
+
 import pytest
 from pydantic import SecretStr
 from tests.kubernetes import service_variables
 
 from penstock.config import Settings
 from penstock.errors import ConfigError
+from penstock.serve.tenancy.store import usage_file
 
 
 def test_an_empty_environment_is_all_defaults():
@@ -60,3 +63,10 @@ def test_the_key_is_not_shown():
 def test_nodes_are_fixed_unless_the_cluster_is_said_to_grow():
     assert Settings.read({}).cluster == "fixed"
     assert Settings.read({"PENSTOCK_CLUSTER": "growing"}).cluster == "growing"
+
+
+def test_the_home_of_nobody_is_a_folder_that_is_not_there(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PENSTOCK_CACHE", "~nobody-of-this-name/cache")
+    monkeypatch.setenv("PENSTOCK_USAGE", "~nobody-of-this-name/usage")
+    assert Settings.read().cache_folder() == Path("~nobody-of-this-name/cache")
+    assert usage_file("app", None).parent == Path("~nobody-of-this-name/usage")

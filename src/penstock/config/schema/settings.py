@@ -125,7 +125,7 @@ class Settings(StrictModel):
     def cache_folder(self) -> Path:
         """Where we keep what can be fetched or computed again."""
         usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
-        return Path(self.cache).expanduser() if self.cache else usual
+        return Path(os.path.expanduser(self.cache)) if self.cache else usual
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import sqlite3
 import threading
 import time
@@ -55,8 +56,8 @@ _SHOWN = {
 def usage_file(app_name: str, port: int | None) -> Path:
     """Where a service's usage is. port: the gateway's own, if it has one."""
     settings = Settings.read()
-    folder = Path(settings.usage).expanduser() if settings.usage else settings.cache_folder() / "usage"
-    return folder / f"{service_name(app_name, port)}.sqlite"
+    usage = os.path.expanduser(settings.usage) if settings.usage else settings.cache_folder() / "usage"
+    return Path(usage) / f"{service_name(app_name, port)}.sqlite"
 
 
 def since_s(text: str, now: float, param: str = "since") -> float:
