@@ -93,8 +93,12 @@ def watched(
             steps.stop()
             return ""
 
+    def report(event: object) -> None:
+        assert isinstance(event, startup.Note)
+        said(event.text)
+
     arguments = Arguments(sources=(str(fleet),), watch=True)
-    steps = startup.Steps(make_plan(arguments), arguments, lambda event: said(event.text))
+    steps = startup.Steps(make_plan(arguments), arguments, report)
     started()
     monkeypatch.setattr(startup, "_WATCH_S", 0.01)
     limit = threading.Timer(60, steps.stop)
