@@ -1117,16 +1117,17 @@ def test_a_job_from_python_can_go_on_by_the_command(tmp_path: Path, monkeypatch,
     assert batch("in.jsonl", "out.jsonl", config=SIM, params={"stop": ("a",)}).ok == 1
 
 
-def test_a_program_has_its_own_handlers_of_signals_again_after_a_job(tmp_path: Path, in_process):
+@pytest.mark.parametrize("own", [signal.default_int_handler, lambda signum, frame: None])
+def test_a_program_has_its_own_handlers_of_signals_again_after_a_job(tmp_path: Path, in_process, own):
     (tmp_path / "in.jsonl").write_text('{"prompt": "x"}\n')
-    own = lambda signum, frame: None  # noqa: E731 - compared below
-    before = signal.signal(signal.SIGTERM, own)
+    before = {signum: signal.signal(signum, own) for signum in (signal.SIGTERM, signal.SIGINT)}
     try:
         batch(str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"), config=SIM)
         assert signal.getsignal(signal.SIGTERM) is own
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGINT) is own
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def test_a_job_that_another_command_has_begun_meanwhile_is_not_taken_over(tmp_path: Path, patched):
