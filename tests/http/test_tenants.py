@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import math
@@ -231,6 +232,29 @@ async def test_a_change_of_the_file_reaches_the_gateway_and_a_broken_one_does_no
         await until(lambda: caplog.text.count("stay as they were") == 3)
     assert await status(BOB) == 200
     assert caplog.text.count("stay as they were") == 3
+
+
+async def test_a_file_that_cannot_be_read_for_a_while_is_read_once_it_can(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    file = tmp_path / "keys.yaml"
+    file.write_text(f"keys: [{{tenant: ann, name: k, hash: '{hashed(ANN)}'}}]")
+    found = await served.gateway("m", keys_file=str(file))
+    read = Path.read_text
+    tries: list[Path] = []
+
+    def away(path: Path, *args: str, **named: str) -> str:
+        if path != file or len(tries) == 2:
+            return read(path, *args, **named)
+        tries.append(path)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(Path, "read_text", away)
+    file.write_text(f"keys: [{{tenant: bob, name: k, hash: '{hashed(BOB)}'}}]")
+    keys = found._tenants.keys
+    await until(lambda: keys.find(BOB.encode(), 0.0) is not None, limit_s=5)
+    assert caplog.text.count("stay as they were") == 1
+    assert len(tries) == 2
 
 
 @pytest.mark.parametrize("text", ["keys: 5", None])

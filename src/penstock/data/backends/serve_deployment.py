@@ -56,6 +56,7 @@ class ServeDeployment:
             try:
                 await self._replicas.start(progress)
             except ConfigError:  # not a Penstock model
+                await self._replicas.stop()
                 self._replicas = None
 
     async def stop(self) -> None:

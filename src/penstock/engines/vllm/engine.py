@@ -11,7 +11,7 @@ import logging
 import shutil
 import uuid
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -218,16 +218,17 @@ class VLLMEngine:
         core, self._core = self._core, None
         if self._guarding is not None:
             self._guarding.cancel()
-        if llm is not None:
-            await self._end_streams(llm, core)
-            llm.shutdown()
-        if core is not None:
-            await core.stop()
-        if self._other_nodes is not None:
-            self._other_nodes.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        async with AsyncExitStack() as ending:  # to its end where the caller gives up, too
+            if self._folder is not None:
+                ending.callback(shutil.rmtree, self._folder, ignore_errors=True)
+                self._folder = None
+            if self._other_nodes is not None:
+                ending.callback(self._other_nodes.close)
+            if core is not None:
+                ending.push_async_callback(core.stop)
+            if llm is not None:
+                ending.callback(llm.shutdown)
+                await self._end_streams(llm, core)
 
     def app(self) -> ASGIApp:
         if self._app is None:

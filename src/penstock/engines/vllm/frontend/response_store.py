@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -153,8 +153,7 @@ class BoundedStore:
             return self._serving._make_not_found_error(response_id)
         if (task := self._serving.background_tasks.get(response_id)) is not None:
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait({task})
         self._forget(response_id)
         return None
 

@@ -129,18 +129,23 @@ class Tenants:
             self.usage.counters.changes += [(who, what) for what in changes(before, self._known)]
 
     async def _watch(self, file: str) -> None:
+        failed = self._state
         while True:
             await asyncio.sleep(_LOOK_S)
             state = await asyncio.to_thread(_state, file)
             if state == self._state:
                 continue
-            self._state = state
             try:
                 self._take(await asyncio.to_thread(load, file), f"{file} ({_owner(state)})")
             except ConfigError as error:
-                log.error("The keys stay as they were: %s", error)
+                if state != failed:
+                    log.error("The keys stay as they were: %s", error)
+                failed = state
+                if isinstance(error.__cause__, OSError):
+                    continue  # a file system may be away for a while, and the file as it is now
             else:
                 log.info("%s has been read again: %d keys.", file, len(self.keys))
+            self._state = state
 
     # -- requests
 
