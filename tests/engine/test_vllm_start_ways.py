@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import shutil
 import subprocess
 import sys
+from contextlib import aclosing
 from itertools import takewhile
 from pathlib import Path
 
+import psutil
 import pytest
 from starting import engine
 
@@ -54,6 +57,22 @@ def test_a_hub_id_is_found_in_the_hubs_cache(tmp_path: Path):
         phases = [line.strip() for line in takewhile(lambda line: line != "ready\n", owner.stdout)]
         owner.kill()
     assert [phase for phase in phases if phase in PHASES] == PHASES
+
+
+async def test_a_stop_that_is_given_up_leaves_no_process():
+    """An engine of its own, which answers while it is stopped."""
+    before = set(psutil.Process().children(recursive=True))
+    own = engine()
+    await own.start()
+    assert set(psutil.Process().children(recursive=True)) - before
+    async with aclosing(own.generate("water", {"max_tokens": 10_000, "ignore_eos": True})) as deltas:
+        await anext(deltas)
+        stop = asyncio.create_task(own.stop())
+        await asyncio.sleep(0)  # it waits for the streams' end
+        stop.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stop
+    assert set(psutil.Process().children(recursive=True)) - before == set()
 
 
 class BreakPoints:
