@@ -61,6 +61,26 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     assert not uncalled, f"replaced and never called: {uncalled}"
 
 
+@pytest.fixture(scope="module")
+def routers_pickled_once() -> Iterator[None]:
+    """Ray pickles the class by which a deployment's handles route, 40 ms of CPU for each that is made."""
+    from ray.serve.config import RequestRouterConfig
+
+    pickle, pickled = RequestRouterConfig._serialize_request_router_cls, dict[object, bytes]()
+
+    def pickle_once(config: RequestRouterConfig) -> None:
+        name = config.request_router_class
+        if name in pickled:
+            config.set_serialized_request_router_cls(pickled[name])
+        else:
+            pickle(config)
+            pickled[config.request_router_class] = config.get_serialized_request_router_cls()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RequestRouterConfig, "_serialize_request_router_cls", pickle_once)
+        yield
+
+
 @pytest.fixture(scope="session")
 def full(request: pytest.FixtureRequest) -> bool:
     """Whether the full tier runs: examples and founding documents on real engines."""

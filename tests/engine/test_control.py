@@ -195,6 +195,7 @@ async def test_a_sleep_that_fails_leaves_the_engine_awake(demo: Served, monkeypa
     assert text(await asyncio.wait_for(answer(demo), LIMIT_S))
 
 
+@pytest.mark.full
 async def test_other_weights_and_a_pause_last_through_a_sleep(demo: Served, tmp_path: Path):
     """One sleep for all facts of vLLM: waking starts a core."""
     before, version = text(await answer(demo)), demo.engine.control.weights_version()

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from tests.ray.changing import ALL, random_changes
 
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
-@pytest.mark.timeout(900)
+
 @pytest.mark.parity("X27")
 def test_a_changed_fleet_is_its_file_and_loses_no_request(tmp_path: Path):
     kinds = random.Random(1).sample(["faulty", *ALL], len(ALL) + 1)

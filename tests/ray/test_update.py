@@ -25,6 +25,7 @@ async def test_no_request_is_lost_and_no_stream_broken(url: str):
     await no_request_is_lost(url, (2, 1), gateways=2)
 
 
+@pytest.mark.full  # tests of `penstock apply` show most of it
 @pytest.mark.parity("X27")
 def test_only_what_changed_restarts(url: str, tmp_path: Path):
     """An alias, an adapter, a limit, an option of the gateway's, a model more, a model less restart no other

@@ -16,6 +16,8 @@ from penstock.config.fleet.plan import FleetPlan, plan
 from penstock.serve.builders import versions
 from penstock.serve.gateway.catalogue import FIXED
 
+pytestmark = pytest.mark.usefixtures("routers_pickled_once")
+
 MODEL_VALUES: dict[str, list[Any]] = {
     "aliases": ["x", "y"],
     "engine_kwargs": [{"reply": "one"}, {"reply": "two"}],

@@ -19,6 +19,8 @@ from penstock.serve import LLMRouter, LLMServer, build_openai_app
 from penstock.serve.replica import version
 from penstock.serve.replica.version import versioned
 
+pytestmark = pytest.mark.usefixtures("routers_pickled_once")
+
 A, B, CONTROL, ROUTER, JOBS = "LLMServer:a", "LLMServer:b", "LLMControl", "LLMRouter", "LLMJobs"
 
 
