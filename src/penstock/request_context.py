@@ -131,20 +131,23 @@ instead the engine confirms, by one call of `record_tokens` with an empty group 
 class TokensProbe:
     """Set in a request's context by those who may have it begun again before anything of its answer was sent.
 
-    adapter: as `adapter_stamp`, where the request has been added; "" without an adapter.
+    adapter: as `adapter_stamp`, where the request has been added; "" without an adapter. weights: the version
+    that it began with. forgotten: what was made is of no use any more, here or elsewhere.
     """
 
-    __slots__ = ("_ask", "adapter")
+    __slots__ = ("_ask", "adapter", "forgotten", "weights")
 
     def __init__(self) -> None:
         self._ask: Callable[[int], Sequence[Sequence[ChoiceTokens]]] | None = None
         self.adapter: str | None = None
+        self.weights: str | None = None
+        self.forgotten = False
 
     def report(self, ask: Callable[[int], Sequence[Sequence[ChoiceTokens]]] | None) -> None:
         """Called by an engine that can go on with the request. ask: returns what it has made since the first
         so many tokens, as `tokens_before` of the request that begins again; () for nothing of use.
         """
-        self._ask = ask
+        self._ask = None if self.forgotten else ask
         self.adapter = adapter_stamp.get() if using_adapter.get() else ""
 
     def ask(self) -> Sequence[Sequence[ChoiceTokens]]:
@@ -152,6 +155,11 @@ class TokensProbe:
         made = self.since(0)
         self._ask = lambda tokens: () if tokens else made  # until it is added again
         return made
+
+    def forget(self) -> None:
+        """Has the running request begin anew: other weights or another adapter made `tokens_before`."""
+        tokens_before.set(())
+        self._ask, self.forgotten = None, True
 
     def since(self, tokens: int) -> Sequence[Sequence[ChoiceTokens]]:
         """What has been made after the first `tokens` tokens, as far as that can be told."""

@@ -78,7 +78,7 @@ class Replica:
         if config.lora_config is not None:
             adapters = Store(engine, Source(config), lambda: listener.links.notify())
             app = Layer(app, adapters)
-        app = ByClass(app, turns)
+        app = ByClass(app, turns, engine.weights_version)
         listener = await Listener.open(
             app,
             StatusSource(

@@ -1,10 +1,12 @@
 """Online first: batch requests in the gateway's line and in the replica, over real sockets."""
 
 import asyncio
+from pathlib import Path
 
 import httpx
 import pytest
 from served import Served, chat, until
+from test_adapters_served import folder_of
 
 from penstock.serve.gateway.catalogue import ServedModel
 
@@ -106,6 +108,29 @@ async def test_a_row_that_gives_way_goes_on_and_its_client_sees_one_answer(serve
     again = replica.engine.counts().made_tokens - answer.json()["usage"]["completion_tokens"]
     assert again <= 2  # each time the token of the step that ran
     assert share.idle
+
+
+@pytest.mark.parametrize("changed", ["weights", "adapter"])
+async def test_a_row_that_gives_way_to_other_weights_or_another_adapter_begins_anew(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+):
+    lora = folder_of(tmp_path, "a")
+    replica = await served.replica("m", step_base_ms=5, reply="word " * 40, lora=lora)
+    await served.gateway(ServedModel("m", 1, adapter_slots=4))
+    async with served.http() as http:
+        row = post(http, "b", "flex", model="m:a")
+        await until(lambda: replica.engine.counts().made_tokens > 5)
+        replica.share._done_s = 1000.0  # so that its work may be lost
+        replica.share._abort(1)
+        if changed == "weights":
+            monkeypatch.setattr(replica.engine, "_weights", "v2")  # `update_weights` would wait for the row
+        else:
+            monkeypatch.setattr(replica.adapters, "stamp", lambda name, key: "another")
+        answer = await row
+    assert answer.json()["choices"][0]["message"]["content"] == "[a@1] " + "word " * 40
+    again = replica.engine.counts().made_tokens - answer.json()["usage"]["completion_tokens"]
+    assert again > 5
+    assert replica.share.idle
 
 
 async def test_a_stream_that_has_begun_never_gives_way(served: Served):

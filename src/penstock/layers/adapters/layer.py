@@ -14,7 +14,7 @@ from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.errors import Error
 from penstock.layers.adapters.store import Store
 from penstock.openai.asgi_response import send_error
-from penstock.request_context import adapter_stamp, using_adapter
+from penstock.request_context import adapter_stamp, tokens_before, tokens_so_far, using_adapter
 from penstock.transport.link import ADAPTER
 
 
@@ -42,7 +42,9 @@ class Layer:
                 return await send_error(send, error, scope["path"])
             except asgi.ClientGone:
                 return None
-            adapter_stamp.set(self._store.stamp(name, key))
+            adapter_stamp.set(stamp := self._store.stamp(name, key))
+            if tokens_before.get() and (made := tokens_so_far.get()) and (not stamp or made.adapter != stamp):
+                made.forget()
             before = using_adapter.set(key)
             try:
                 await self._app(scope, receive, send)

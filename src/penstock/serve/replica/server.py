@@ -309,7 +309,7 @@ class LLMServer:
             )
             if paths(type(self)):
                 app = CustomEndpoints(app, self, self._llm_config)
-            self._layers = ByClass(app, self._turns)
+            self._layers = ByClass(app, self._turns, self.reconciler.weights_version)
         return self._layers
 
     def _notify_links(self) -> None:

@@ -80,6 +80,10 @@ class EngineResponse:
         if self._origin is not None and (self._sender is not None or self._sent):
             record_tokens.set(self._recorded.append)
 
+    def continues(self, adapter: str, weights: str) -> None:
+        """The tokens before were made with these."""
+        self._tokens.adapter, self._tokens.weights = adapter, weights
+
     async def send(self, message: Message) -> None:
         """For the engine's app."""
         if self._void:

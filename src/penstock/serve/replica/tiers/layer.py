@@ -8,7 +8,7 @@ time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 
 from penstock import asgi
@@ -56,11 +56,12 @@ class Turns:
 
 
 class ByClass:
-    """ASGI around `app`."""
+    """ASGI around `app`. weights: the version that the engine has now."""
 
-    def __init__(self, app: ASGIApp, turns: Turns) -> None:
+    def __init__(self, app: ASGIApp, turns: Turns, weights: Callable[[], str] = lambda: "") -> None:
         self._app = app
         self._turns = turns
+        self._weights = weights
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
@@ -89,7 +90,7 @@ class ByClass:
                 again = True
                 if (record := record_tokens.get()) is not None:
                     record(None)
-                tokens_before.set(probe.ask() or tokens_before.get())
+                tokens_before.set(() if probe.forgotten else probe.ask() or tokens_before.get())
         finally:
             gone.cancel()
 
@@ -125,6 +126,10 @@ class ByClass:
         async def run() -> None:
             async with self._turns.batch(again) as turn:
                 turn.abort = abort
+                weights = self._weights()
+                if tokens_before.get() and probe.weights not in (None, weights):
+                    probe.forget()
+                probe.weights = weights
                 await self._app(scope, receive, sent)
 
         task = asyncio.create_task(run())
