@@ -135,10 +135,11 @@ class TokensProbe:
     that it began with. forgotten: what was made is of no use any more, here or elsewhere.
     """
 
-    __slots__ = ("_ask", "adapter", "forgotten", "weights")
+    __slots__ = ("_ask", "_key", "adapter", "forgotten", "weights")
 
     def __init__(self) -> None:
         self._ask: Callable[[int], Sequence[Sequence[ChoiceTokens]]] | None = None
+        self._key: str | None = None  # the engine's, of that adapter
         self.adapter: str | None = None
         self.weights: str | None = None
         self.forgotten = False
@@ -148,6 +149,7 @@ class TokensProbe:
         so many tokens, as `tokens_before` of the request that begins again; () for nothing of use.
         """
         self._ask = None if self.forgotten else ask
+        self._key = using_adapter.get()
         self.adapter = adapter_stamp.get() if using_adapter.get() else ""
 
     def ask(self) -> Sequence[Sequence[ChoiceTokens]]:
@@ -155,6 +157,10 @@ class TokensProbe:
         made = self.since(0)
         self._ask = lambda tokens: () if tokens else made  # until it is added again
         return made
+
+    def is_by(self, key: str, stamp: str | None) -> bool:
+        """Whether the adapter that the engine knows as `key`, or one that equals it, made what there is."""
+        return self._key == key or (stamp is not None and self.adapter == stamp)
 
     def forget(self) -> None:
         """Has the running request begin anew: other weights or another adapter made `tokens_before`."""

@@ -111,7 +111,7 @@ async def test_generate_takes_an_adapter_by_argument_and_by_context(replica: Ada
 async def test_what_runs_on_after_its_answer_keeps_its_adapter_in_the_core(replica: Adapted):
     """As a response in the background does; its files may be gone by then."""
     shutil.copytree(replica.folder / "pirate", replica.folder / "leaving")
-    long = {"ignore_eos": True, "max_tokens": 300}
+    long = {"ignore_eos": True, "max_tokens": 600}
     async with replica.store.use("leaving") as key:
         expected = await hello(replica, key, **long)
         running = asyncio.create_task(hello(replica, key, **long))
@@ -263,7 +263,7 @@ async def test_a_change_of_its_source_leaves_running_answers_on_the_old_adapter(
     await replica.store.change(source("pirate"))
     try:
         async with replica.store.use("moving") as old:
-            long = {"ignore_eos": True, "max_tokens": 300}
+            long = {"ignore_eos": True, "max_tokens": 600}
             running = asyncio.create_task(hello(replica, old, **long))
             await until(lambda: replica.engine.load().running == 1)
             await replica.store.change(source("french"))

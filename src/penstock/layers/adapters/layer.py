@@ -43,8 +43,9 @@ class Layer:
             except asgi.ClientGone:
                 return None
             adapter_stamp.set(stamp := self._store.stamp(name, key))
-            if tokens_before.get() and (made := tokens_so_far.get()) and (not stamp or made.adapter != stamp):
-                made.forget()
+            probe = tokens_so_far.get()
+            if tokens_before.get() and probe is not None and not probe.is_by(key, stamp):
+                probe.forget()
             before = using_adapter.set(key)
             try:
                 await self._app(scope, receive, send)

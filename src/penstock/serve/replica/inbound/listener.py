@@ -201,7 +201,7 @@ class Listener:
         if self._refusal is not None:
             await send_error(send, self._refusal, scope["path"], link.turned_away(link.UNTOUCHED))
             return
-        origin, weights = self._origin(number, given), self._source.weights()
+        origin = self._origin(number, given)
         if origin is None and given is not None:
             error = Unavailable("This replica serves another version.")
             await send_error(send, error, scope["path"], link.turned_away(link.REFUSED))
@@ -241,12 +241,12 @@ class Listener:
         self.links.request_began()
         try:
             if given is not None:
+                response.continues(given.origin.adapter, self._source.weights())
                 body = await asgi.read_body(receive)
                 at = len(body) - given.size
                 before = continuation.decode(given.groups, body[at:])
                 response.handed = sum(len(one.token_ids) for group in before for one in group)
                 tokens_before.set(before)
-                response.continues(given.origin.adapter, weights)
                 scope, receive = asgi.with_body(scope, receive, body[:at])
             await self._app(scope, receive, response.send)
             await response.flush()
