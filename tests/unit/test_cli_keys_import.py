@@ -271,6 +271,23 @@ def test_what_is_other_than_before_is_said(key: Any, said: str):
     assert any(one.endswith(said) for one in notes(listed(key_alias="ci", **key)))
 
 
+def test_what_a_team_loses_is_said_once_for_its_tenant():
+    team = WEB | {
+        "metadata": {"guardrails": ["a"]},
+        "max_budget": 5.0,
+        "budget_duration": "30d",
+        "spend": 1.0,
+    }
+    values: dict[str, Any] = {}
+    assert imported(values, {"keys": [listed(team_id="7d7f7a6c")]}, [team]).notes() == [
+        "Not imported: LiteLLM's `guardrails`, of tenant Web.",
+        "Budgets count by `gateway.prices`; a model without a price costs nothing.",
+        "Budgets begin anew, whatever was spent: tenant Web.",
+    ]
+    assert imported(values, {"keys": [listed(team_id="7d7f7a6c")]}, [team]).notes() == []
+    assert imported({}, {"keys": []}, [team]).notes() == []
+
+
 def test_a_kind_is_said_once_and_names_some_of_many_keys():
     of_keys = [listed(n, key_alias=f"k{n}", metadata={"tags": ["a"]}) for n in range(30)]
     (note,) = imported({}, {"keys": of_keys}).notes()

@@ -174,13 +174,15 @@ class Import:
         self._notes: dict[str, list[str]] = {}
         self._names = {(one.tenant, one.name) for one in there}
         self._owners, self._has_all_users = export.owners, export.has_all_users
-        self._tenants = {("user", ""): DEFAULT_TENANT}
-        self._tenants |= {key.owner: before[key.hash] for key in export.keys if key.hash in before}
+        known = {key.owner: before[key.hash] for key in export.keys if key.hash in before}
+        self._tenants = {("user", ""): DEFAULT_TENANT} | known
         with_keys = {key.owner for key in export.keys}
         for owner, one in export.owners.items():
-            name = self._tenant(owner)
-            if owner in with_keys:
-                self._add_tenant(name, one, values)
+            name, limits = self._tenant(owner), one.limits()
+            if owner in with_keys and not one.blocked and 0 not in limits.values():
+                self._limit(name, limits, values)
+                if owner not in known:
+                    self._note_rest(one, f"tenant {name}")
         for key in export.keys:
             if key.hash in before:
                 self.known += 1
@@ -219,16 +221,12 @@ class Import:
             self._tenants[owner] = name
         return self._tenants[owner]
 
-    def _add_tenant(self, name: str, one: _Limited, values: dict[str, Any]) -> None:
-        limits = one.limits()
-        if one.blocked or not limits or 0 in limits.values():
-            return
-        tenants = values.setdefault("tenants", {})
-        if name not in tenants:
-            tenants[name] = {"limits": limits}
-            self._note_rest(one, f"tenant {name}")
-        elif tenants[name].get("limits") != limits:
-            self._note("These tenants keep the limits that the file has: {}.", name)
+    def _limit(self, tenant: str, limits: dict[str, float], values: dict[str, Any]) -> None:
+        tenants = values.get("tenants", {})
+        if limits and tenant not in tenants:
+            values["tenants"] = tenants | {tenant: {"limits": limits}}
+        elif limits and tenants[tenant].get("limits") != limits:
+            self._note("These tenants keep the limits that the file has: {}.", tenant)
 
     def _add(self, key: _Key) -> None:
         owner = self._owners.get(key.owner)
