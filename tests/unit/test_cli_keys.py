@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from penstock.cli.app import app
 from penstock.config import GatewayConfig
-from penstock.config.loading.keys_file import load
+from penstock.config.loading.keys_file import changing, load
 from penstock.config.schema.tenants import KeyConfig, hashed
 from penstock.errors import ConfigError
 
@@ -120,6 +120,14 @@ def test_a_broken_file_is_left_alone(tmp_path: Path):
         file.write_text(text)
         keys("create", "--tenant", "t", "--name", "n", "--file", file, code=2)
         assert file.read_text() == text
+
+
+def test_a_file_that_nothing_changes_keeps_its_comments(tmp_path: Path):
+    file = tmp_path / "keys.yaml"
+    file.write_text("keys: []  # none yet")
+    with changing(file) as values:
+        values["keys"] = []
+    assert file.read_text() == "keys: []  # none yet"
 
 
 def test_a_folder_that_takes_no_file_is_named(tmp_path: Path):

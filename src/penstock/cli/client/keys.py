@@ -1,4 +1,4 @@
-"""`penstock keys`: makes, lists, revokes and rotates keys in a file that gateways read."""
+"""`penstock keys`: makes, lists, revokes, rotates and imports keys in a file that gateways read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ File = Annotated[
 _Which = Annotated[str, typer.Argument(metavar="KEY", help="TENANT/NAME, or an id as `keys list` shows it.")]
 
 keys = typer.Typer(
-    help="""Make, list, revoke and rotate keys in a file that gateways read again when it changes.
+    help="""Make, list, revoke, rotate and import keys in a file that gateways read again when it changes.
 
 - `penstock keys create --tenant search --name ci --models qwen,llama --expires 90d --file keys.yaml`
 - `penstock keys revoke search/ci --file keys.yaml`
@@ -119,6 +119,31 @@ def rotate(
         old["expires"] = until if (before := old.get("expires")) is None else min(before, until, key=seconds)
     print(key)
     print(f"It is not shown again. The old one goes on until {old['expires']}.", file=sys.stderr)
+
+
+@keys.command(name="import")
+def import_keys(
+    exported: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="EXPORT",
+            help="Files (JSON or YAML) with LiteLLM's answers to `/key/list?return_full_object=true`, to "
+            "`/team/list` and to `/user/list`.",
+        ),
+    ],
+    file: File,
+) -> None:
+    """Take over keys of a LiteLLM proxy: clients go on with the keys that they have."""
+    from penstock.cli.client.litellm import Export, Import
+    from penstock.config.loading.keys_file import changing, content
+
+    export = Export(map(content, exported))
+    with changing(file) as values:
+        done = Import(export, values)
+    left = ", ".join(f"{count} {why}" for why, count in done.left.items())
+    print(f"{file}: keys added: {len(done.added)}, there before: {done.known}, left out: {left or 0}.")
+    for sentence in done.notes():
+        print(sentence, file=sys.stderr)
 
 
 @contextmanager

@@ -7,12 +7,13 @@ import json
 import os
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from penstock.config.loading.yaml_source import read
+from penstock.config.loading.yaml_source import Source, read
 from penstock.config.messages.location import Location
 from penstock.config.schema.tenants import KeysConfig
 from penstock.errors import ConfigError
@@ -22,12 +23,13 @@ _MODE = 0o600
 
 def load(path: str | Path) -> KeysConfig:
     """Reads a file of keys. JSON is read some fifty times as fast as YAML. Raises: ConfigError."""
-    return KeysConfig.parse(*_content(Path(path)))
+    return KeysConfig.parse(*content(Path(path)))
 
 
 @contextmanager
 def changing(path: Path) -> Generator[dict[str, Any]]:
-    """What the file says, to be changed in place; written when the block ends without an error.
+    """What the file says, to be changed in place; written when the block ends without an error, and has
+    changed it.
 
     A missing file is made, for its owner only. Comments are lost. Raises: ConfigError, also when what is to
     be written is no file of keys.
@@ -40,16 +42,19 @@ def changing(path: Path) -> Generator[dict[str, Any]]:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}.") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        values, location = _content(path) if path.exists() else ({}, Location())
+        values, location = content(path) if path.exists() else ({}, Location())
         KeysConfig.parse(values, location)
+        before = deepcopy(values)
         yield values
-        KeysConfig.parse(values, Location(str(path)))
-        _write(path, values)
+        if values != before:
+            KeysConfig.parse(values, Location(str(path)))
+            _write(path, values)
     finally:
         os.close(lock)
 
 
-def _content(path: Path) -> tuple[dict[str, Any], Location]:
+def content(path: Path) -> Source:
+    """What a file of JSON or YAML says. Raises: ConfigError."""
     if path.suffix != ".json":
         values, location = read(path)
         return values or {}, location

@@ -46,8 +46,10 @@ _POOLING = (
 )
 
 _HASH = r"^sha256:[0-9a-f]{64}$"
-_MOST = 10**15  # of a limit
+MOST = 10**15
+"""Of a limit."""
 _SHORTEST_KEY = 20  # characters of a key that a person chose: its hash must not be guessed
+_NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _SPAN, _UNITS = re.compile(r"(\d{1,6})([mhd])"), {"m": 60, "h": 3600, "d": 86_400}
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
@@ -78,6 +80,11 @@ def hashed(key: str) -> str:
     return f"sha256:{sha256(key.encode()).hexdigest()}"
 
 
+def as_name(text: str) -> str:
+    """The name of a tenant or a key that is nearest to `text`; empty where nothing of it is allowed."""
+    return _NO_NAME.sub("-", text).strip("-._")[:64]
+
+
 def seconds(value: Any) -> Any:
     """Seconds since 1970 of what YAML and JSON write: a date means its beginning, in UTC."""
     if isinstance(value, str):
@@ -92,16 +99,19 @@ def seconds(value: Any) -> Any:
     return value
 
 
+Moment = Annotated[float | None, BeforeValidator(seconds, float | str | None)]
+
+
 class LimitsConfig(StrictModel):
     """Limits of one key, or of all keys of one tenant together. Tokens: of prompts and of answers."""
 
-    requests_per_minute: int | None = optional("Requests in any 60 seconds.", gt=0, le=_MOST)
+    requests_per_minute: int | None = optional("Requests in any 60 seconds.", gt=0, le=MOST)
     tokens_per_minute: int | None = optional(
-        "Tokens in any 60 seconds. A request counts with an estimate until it has ended.", gt=0, le=_MOST
+        "Tokens in any 60 seconds. A request counts with an estimate until it has ended.", gt=0, le=MOST
     )
-    open_requests: int | None = optional("Requests at a time.", gt=0, le=_MOST)
-    tokens_per_day: int | None = optional("Tokens on a day, in UTC.", gt=0, le=_MOST)
-    tokens_per_month: int | None = optional("Tokens in a calendar month, in UTC.", gt=0, le=_MOST)
+    open_requests: int | None = optional("Requests at a time.", gt=0, le=MOST)
+    tokens_per_day: int | None = optional("Tokens on a day, in UTC.", gt=0, le=MOST)
+    tokens_per_month: int | None = optional("Tokens in a calendar month, in UTC.", gt=0, le=MOST)
     cost_per_month: float | None = optional(
         "What requests of a calendar month, in UTC, may cost by `gateway.prices`. One that may cost more "
         "than is left is refused.",
@@ -112,7 +122,7 @@ class LimitsConfig(StrictModel):
         gt=0,
     )
     max_tokens: int | None = optional(
-        "Longest answer that a request may ask for, and that one gets which does not say.", gt=0, le=_MOST
+        "Longest answer that a request may ask for, and that one gets which does not say.", gt=0, le=MOST
     )
 
 
@@ -189,9 +199,7 @@ class KeyConfig(StrictModel):
         "Endpoints that it may use. `metrics` and `admin` must be given, and see all tenants.",
         min_length=1,
     )
-    expires: Annotated[float | None, BeforeValidator(seconds, float | str | None)] = optional(
-        "Date or time, in UTC unless it says otherwise, from which it is refused."
-    )
+    expires: Moment = optional("Date or time, in UTC unless it says otherwise, from which it is refused.")
     limits: LimitsConfig = section(LimitsConfig, "Of this key.")
 
     @model_validator(mode="before")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from penstock.config.schema.strict import NAME
-from penstock.config.schema.tenants import SCOPES, USUAL_SCOPES, KeyConfig, OidcConfig, hashed
+from penstock.config.schema.tenants import SCOPES, USUAL_SCOPES, KeyConfig, OidcConfig, as_name, hashed
 from penstock.errors import Error, Unauthorized, Unavailable
 from penstock.serve.tenancy.keys import Grant, KeyTable
 
@@ -33,7 +33,6 @@ _LEEWAY_S = 30.0  # between clocks
 _REFRESH_S, _AGAIN_S = 600.0, 5.0  # between fetches; between those for tokens of unknown keys
 _FETCH_S, _MOST_BYTES = 5.0, 1 << 20
 _LONGEST_BYTES = 8192
-_NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _NO_KEYS = "Tokens cannot be checked now: the issuer's keys could not be fetched. The gateway's log says why."
 
 
@@ -96,7 +95,7 @@ class IssuedTokens:
         scopes = _words(claims, config.scopes_claim)
         key = KeyConfig.model_construct(
             tenant=tenant,
-            name=_NO_NAME.sub("-", str(claims.get("sub", ""))).strip("-._")[:64] or "token",
+            name=as_name(str(claims.get("sub", ""))) or "token",
             hash=hashed(token.decode()),
             models=_words(claims, config.models_claim),
             scopes=USUAL_SCOPES if scopes is None else [one for one in SCOPES if one in scopes],
