@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock import tiers
@@ -47,9 +47,10 @@ class EngineResponse:
     sender: of the multiplexed connection; None when the gateway wants no stream there. number: of the stream
     on it. path: of the request; tier: its class of work, which its response reports. first_token: called with
     the seconds that the first token took, where that is known. origin: of a stream that can be continued, if
-    the engine can. sent: how many pieces the client has of a stream that this one continues. dropped: those
-    of them that the app has made again. handed: how many tokens the gateway has of an answer that has not
-    begun.
+    the engine can. take: sends what was made of an answer that has not begun, with the value of `RESUMABLE`
+    the first time. sent: how many pieces the client has of a stream that this one continues. dropped: those
+    of them that the app has made again. handed: how many tokens `take` has got, or the next replica began
+    with.
     """
 
     direct: Send
@@ -60,6 +61,7 @@ class EngineResponse:
     _tier: str
     _first_token: Callable[[float], None] | None
     _origin: Origin | None = None
+    _take: Callable[[bytes, Sequence[Group]], None] | None = None
     _sent: int = 0
     _dropped: int = 0
     handed: int = 0
@@ -126,13 +128,12 @@ class EngineResponse:
         self._tokens.ask()
 
     def hand_over(self) -> None:
-        """Sends the gateway what has been made of an answer that has not begun, since the last call."""
+        """Sends what has been made of an answer that has not begun, since the last call."""
         origin, adapter = self._origin, self._tokens.adapter
-        if self.started or self._sender is None or origin is None or adapter is None:
+        if self.started or self._take is None or origin is None or adapter is None:
             return
         if made := self._tokens.since(self.handed):
-            value = b"" if self.handed else replace(origin, adapter=adapter).to_header()
-            self._sender.hand_over(self._number, value, made)
+            self._take(b"" if self.handed else replace(origin, adapter=adapter).to_header(), made)
             self.handed += sum(len(one.token_ids) for group in made for one in group)
 
     async def turn_away(self, error: Error) -> None:
