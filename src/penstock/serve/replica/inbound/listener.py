@@ -233,8 +233,8 @@ class Listener:
         response = EngineResponse(
             *(send, sender, number, self._source.weights, scope["path"], work, first_token),
             origin,
-            take,
             given.pieces if given is not None else 0,
+            take,
         )
         response.accompany()
         task = asyncio.current_task()
