@@ -353,6 +353,35 @@ async def test_weights_that_change_are_another_version(served: Served, tmp_path:
         assert error_of(await asking)["code"] == "engine_dead"
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_what_waited_while_the_weights_changed_is_not_continued_by_the_old_ones(
+    served: Served, tmp_path: Path, streamed: bool
+):
+    await served.gateway("m", wait_for_replica_s=60)
+    other = await served.replica(**SLOWLY)
+    served.remove("m", other.address)
+    async with served.http() as http:
+        doomed = await served.replica(**SLOWLY)
+        await doomed.engine.pause()
+        made = asyncio.create_task(
+            cut(served, http, "chat", (15, dies, doomed)) if streamed else answer(http, "chat", stream=False)
+        )
+        await until(lambda: doomed.listener.open_requests)
+        await doomed.engine.update_weights(tmp_path, "v2")
+        await doomed.engine.resume()
+        await until(lambda: doomed.engine.counts().made_tokens)
+        served.add("m", other.address)
+        await served.until_ready("m", other.address)
+        if streamed:
+            assert error_of(await made)["code"] == "engine_dead"
+        else:
+            tokens = doomed.engine.counts().made_tokens
+            dies(served, doomed)
+            assert "Grüße" in (await made)
+            assert other.engine.counts().made_tokens > tokens
+        assert "continued" not in await figures(http)
+
+
 async def test_an_engine_that_would_begin_anew_is_refused(served: Served):
     async def anew(scope: Any, receive: Any, send: Any) -> None:
         for _ in range(40):

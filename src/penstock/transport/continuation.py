@@ -25,11 +25,15 @@ CONTINUE = b"x-penstock-continue"
 _MOST_BYTES = 1 << 20  # of one stream's records: some 200,000 tokens
 _MOST_IN_ALL = 256 << 20  # of all streams of a gateway
 _RESERVE_BYTES = 256  # at a time
+_COUNT = 4  # bytes of the number of groups
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Any]).decode
 
 Group = Sequence[ChoiceTokens]
+Made = tuple[bytes, bytes]
+"""Of an answer that has not begun: the value of `RESUMABLE`, and its tokens as `handed` gives them."""
+NOTHING_MADE: Made = b"", b""
 
 
 def encode(recorded: Sequence[Group | None]) -> tuple[int, bytes]:
@@ -55,7 +59,7 @@ def _value(group: Group) -> object:
 def handed(recorded: Sequence[Group]) -> bytes:
     """Groups that one replica hands over, for `StreamRecord.take_over`."""
     groups, data = encode(recorded)
-    return groups.to_bytes(4) + data
+    return groups.to_bytes(_COUNT) + data
 
 
 def decode(groups: int, records: bytes | bytearray) -> list[Group]:
@@ -115,6 +119,13 @@ class Continuation:
         pieces, groups, size, origin = value.split(b" ")
         return cls(int(pieces), int(groups), int(size), Origin.from_header(origin))
 
+    @classmethod
+    def of(cls, made: Made) -> Self:
+        """To go on with an answer that has not begun. Raises: ValueError."""
+        origin, tokens = made
+        groups = int.from_bytes(tokens[:_COUNT])
+        return cls(0, groups, len(tokens) - _COUNT, Origin.from_header(origin))
+
 
 @dataclass(slots=True)
 class RecordBudget:
@@ -156,8 +167,18 @@ class StreamRecord:
     def take_over(self, origin: bytes, handed: bytes) -> None:
         """What a replica that ends hands over of a response that has not begun."""
         self.restart()
-        self.origin = origin
-        self.add(0, int.from_bytes(handed[:4]), handed[4:])
+        self.add_made(origin, handed)
+
+    def add_made(self, origin: bytes, handed: bytes) -> None:
+        """More of a response that has not begun. origin: with the first of it."""
+        self.origin = origin or self.origin
+        self.add(0, int.from_bytes(handed[:_COUNT]), handed[_COUNT:])
+
+    def made(self) -> Made:
+        """What a response that has not begun can go on with."""
+        if not self.is_handed_over:
+            return NOTHING_MADE
+        return self.origin, self.groups.to_bytes(_COUNT) + self.data
 
     def restart(self) -> None:
         """The request begins anew: nothing of it has been sent to the client."""

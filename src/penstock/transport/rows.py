@@ -2,8 +2,9 @@
 
 An HTTP request for each row costs both sides a head, its parsing and a write. Here rows and cancellations are
 frames in the body of one request, and responses are frames in the body of its response; what is ready at the
-same time leaves in one write. The end of the connection means that the rows on it were interrupted. Here are
-the frames and the job's side; the replica's is `serve.replica.inbound.rows`.
+same time leaves in one write. Before its response, the tokens of a long row come now and then, see
+`continuation`. The end of the connection means that the rows on it were interrupted. Here are the frames and
+the job's side; the replica's is `serve.replica.inbound.rows`.
 """
 
 from __future__ import annotations
@@ -18,20 +19,28 @@ import msgspec
 
 from penstock.transport import link
 from penstock.transport.connection import ReplicaConnection
+from penstock.transport.continuation import RESUMABLE, Made, StreamRecord
 
 PATH = "/_penstock/rows"
+UNFINISHED = 102
+"""Status of a `RowResponse` that is not the row's last one."""
+RESUMABLE_NAME = RESUMABLE.decode()
 
 _LENGTH = struct.Struct("<I")
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class RowCall(msgspec.Struct, array_like=True, frozen=True, tag=0):
-    """A POST of the JSON `body`. number: its own on this connection. adapter: "" for the base model."""
+    """A POST of the JSON `body`. number: its own on this connection. adapter: "" for the base model.
+
+    made: what to go on with; None from a job that keeps no tokens.
+    """
 
     number: int
     path: str
     body: bytes
     adapter: str = ""
+    made: Made | None = None
 
 
 class RowCancel(msgspec.Struct, array_like=True, frozen=True, tag=1):
@@ -41,7 +50,10 @@ class RowCancel(msgspec.Struct, array_like=True, frozen=True, tag=1):
 
 
 class RowResponse(msgspec.Struct, array_like=True, frozen=True):
-    """headers: those that say whether and when to send the row again, with names in lower case."""
+    """headers: those that say whether and when to send the row again, with names in lower case.
+
+    body: of an unfinished one, or one with `RESUMABLE`, tokens for `StreamRecord`.
+    """
 
     number: int
     status: int
@@ -87,7 +99,7 @@ class RowSender:
         self._carrier = carrier
         self._lost = lost
         self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[RowResponse]] = {}
+        self._waiting: dict[int, tuple[asyncio.Future[RowResponse], StreamRecord | None]] = {}
         self._frames: list[bytes] = []
         self._loop = asyncio.get_running_loop()
         self._reading: asyncio.Task[None] | None = None
@@ -101,16 +113,21 @@ class RowSender:
             raise ConnectionAbortedError(f"it answered {head.status} to the connection for rows")
         self._reading = asyncio.create_task(self._read())
 
-    async def send(self, path: str, body: bytes, adapter: str) -> RowResponse:
+    async def send(
+        self, path: str, body: bytes, adapter: str, record: StreamRecord | None = None
+    ) -> RowResponse:
         """Cancelling it cancels the row in the replica.
 
+        record: what the row goes on with; gets what the replica makes. None to keep nothing.
         Raises: ConnectionRefusedError when the connection had ended before; ConnectionError when it ends.
         """
         if self._ended is not None:
             raise ConnectionRefusedError(str(self._ended))
         number = next(self._numbers)
-        response = self._waiting[number] = self._loop.create_future()
-        self._push(RowCall(number, path, body, adapter))
+        response: asyncio.Future[RowResponse] = self._loop.create_future()
+        self._waiting[number] = response, record
+        made = record.made() if record is not None else None
+        self._push(RowCall(number, path, body, adapter, made))
         try:
             return await response
         finally:
@@ -140,15 +157,26 @@ class RowSender:
         try:
             while piece := await self._carrier.read():
                 for response in messages(data, piece, _decode_response):
-                    waiting = self._waiting.get(response.number)
-                    if waiting is not None and not waiting.done():
-                        waiting.set_result(response)
+                    if response.number in self._waiting:  # else it was cancelled
+                        self._take(response, *self._waiting[response.number])
         except (OSError, msgspec.DecodeError) as error:
             why = ConnectionResetError(str(error))
         finally:
             self._ended = why
             self._lost()
             self._carrier.abort()
-            for waiting in self._waiting.values():
+            for waiting, _ in self._waiting.values():
                 if not waiting.done():
                     waiting.set_exception(why)
+
+    def _take(
+        self, response: RowResponse, waiting: asyncio.Future[RowResponse], record: StreamRecord | None
+    ) -> None:
+        origin = response.headers.get(RESUMABLE_NAME, "").encode()
+        if response.status != UNFINISHED:
+            if not waiting.done():
+                waiting.set_result(response)
+            if origin and record is not None:
+                record.take_over(origin, response.body)
+        elif record is not None:
+            record.add_made(origin, response.body)

@@ -11,6 +11,8 @@ from typing import Protocol
 
 from penstock.data.rows.request import RowRequest
 from penstock.engine import Progress, no_progress
+from penstock.errors import EngineDead
+from penstock.transport.continuation import Made
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,12 @@ def _number(text: str | None) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) and value >= 0 else None
+
+
+class RowInterrupted(EngineDead):
+    """EngineDead, where another engine may go on with the row. made: for its next `RowRequest`."""
+
+    made: Made | None = None
 
 
 class Backend(Protocol):

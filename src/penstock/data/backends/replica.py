@@ -20,6 +20,7 @@ from penstock.engine import Load
 from penstock.tiers import FIELD, FLEX
 from penstock.transport import link
 from penstock.transport.address import Address
+from penstock.transport.continuation import StreamRecord
 from penstock.transport.pool import Pool
 from penstock.transport.rows import RowSender
 
@@ -57,6 +58,11 @@ class ReplicaClient:
         return not self.lost and self._report is not None and self._report.state == "ready"
 
     @property
+    def serves(self) -> str:
+        """As in `LoadReport`."""
+        return self._report.serves if self._report is not None else ""
+
+    @property
     def busy(self) -> int:
         """Requests in it, from all senders, as far as known."""
         return (self._report.elsewhere if self._report else 0) + self.in_flight
@@ -73,23 +79,32 @@ class ReplicaClient:
         sent_since = self.in_flight - self._reported
         return self._queue_depth.available_slots(load, load.running + load.waiting + sent_since)
 
-    async def send(self, path: str, body: bytes, adapter: str | None) -> Response:
-        """Raises: ConnectFailed when it was not sent; ConnectionLost when the replica died with it."""
+    async def send(
+        self, path: str, body: bytes, adapter: str | None, record: StreamRecord | None = None
+    ) -> Response:
+        """record: what the row goes on with, if this replica serves the same; gets what it makes.
+
+        Raises: ConnectFailed when it was not sent; ConnectionLost when the replica died with it.
+        """
+        if record is not None and record.origin and record.serves != self.serves:
+            record.restart()
         if path == _RESPONSES:
             body = with_fields(body, {FIELD: FLEX})
         self.in_flight += 1
         try:
-            response = await self._send(path, body, adapter)
+            response = await self._send(path, body, adapter, record)
         finally:
             self.in_flight -= 1
         self._queue_depth.on_response(self.load())
         return response
 
-    async def _send(self, path: str, body: bytes, adapter: str | None) -> Response:
+    async def _send(
+        self, path: str, body: bytes, adapter: str | None, record: StreamRecord | None
+    ) -> Response:
         """Raises: as `send`."""
         rows = await self._rows()
         try:
-            response = await rows.send(path, body, adapter or "")
+            response = await rows.send(path, body, adapter or "", record)
         except ConnectionRefusedError as error:
             raise ConnectFailed(str(error)) from error
         except OSError as error:

@@ -17,14 +17,15 @@ from ray.serve.exceptions import RayServeException
 
 from penstock.data.backends import serve_lookup
 from penstock.data.backends.http_client import ConnectFailed, ConnectionLost
-from penstock.data.backends.protocol import Response
+from penstock.data.backends.protocol import Response, RowInterrupted
 from penstock.data.backends.replica import ReplicaClient
 from penstock.data.rows.request import RowRequest, with_fields
 from penstock.engine import Progress, no_progress
-from penstock.errors import BadRequest, ConfigError, EngineDead, EngineStartFailed, Unavailable
+from penstock.errors import BadRequest, ConfigError, EngineStartFailed, Unavailable
 from penstock.openai.errors import form
 from penstock.transport import link
 from penstock.transport.address import Address
+from penstock.transport.continuation import NOTHING_MADE, RecordBudget, StreamRecord
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ _WAIT_S = 30.0  # for a replica to take a row
 _GROUPS = 1024
 """Groups whose replicas are remembered: rows of a job come group after group."""
 
-_RETRY_HEADER, _UNTOUCHED = link.RETRY.decode(), link.UNTOUCHED.decode()
+_RETRY_HEADER, _UNTOUCHED, _REFUSED = map(bytes.decode, (link.RETRY, link.UNTOUCHED, link.REFUSED))
 
 
 class ReplicaSet:
@@ -51,6 +52,7 @@ class ReplicaSet:
         self._deployment: serve_lookup.FoundDeployment | None = None
         self._replicas: dict[str, ReplicaClient] = {}
         self._affinity = GroupAffinity()
+        self._records = RecordBudget()
         self._change = asyncio.Event()
         self._refreshing: asyncio.Task[None] | None = None
         self._discovering = asyncio.Lock()
@@ -84,6 +86,23 @@ class ReplicaSet:
         await asyncio.gather(*(replica.close() for replica in replicas))
 
     async def send(self, request: RowRequest) -> Response:
+        """An interrupted row goes on while each replica adds to its tokens; else they may be what ends
+        replicas, and it begins anew.
+        """
+        record = StreamRecord(self._records)
+        try:
+            if request.made is not None:
+                record.take_over(*request.made)
+            return await self._send_until_answered(request, record)
+        except RowInterrupted as error:
+            made = record.made()
+            if made not in (NOTHING_MADE, request.made):
+                error.made = made
+            raise
+        finally:
+            record.close()
+
+    async def _send_until_answered(self, request: RowRequest, record: StreamRecord) -> Response:
         excluded: set[str] = set()
         while True:
             try:
@@ -91,7 +110,7 @@ class ReplicaSet:
             except EngineStartFailed as error:
                 raise Unavailable(str(error)) from error
             try:
-                response = await self._send(replica, request)
+                response = await self._send(replica, request, record)
             except BadRequest as error:
                 return Response(error.status, form(request.path).envelope(error))
             except ConnectFailed as error:
@@ -99,13 +118,16 @@ class ReplicaSet:
                 excluded.add(replica.id)
                 continue
             except ConnectionLost as error:
-                raise EngineDead("The replica died while it ran this request.") from error
+                raise RowInterrupted("The replica died while it ran this request.") from error
             retry = response.headers.get(_RETRY_HEADER)
             if retry is None:
                 return response
-            if retry != _UNTOUCHED:
-                raise EngineDead("The replica's engine died while it ran this request.")
-            excluded.add(replica.id)
+            if retry == _REFUSED:
+                record.restart()
+            elif retry == _UNTOUCHED:
+                excluded.add(replica.id)
+            else:
+                raise RowInterrupted("The replica's engine died while it ran this request.")
 
     def available_slots(self, in_flight: int) -> int:
         unassigned, slots, any_ready = in_flight, 0, False
@@ -142,7 +164,7 @@ class ReplicaSet:
                         return candidates
         raise Unavailable(f"No replica of application '{self._app_name}' took the request in {_WAIT_S:g} s.")
 
-    async def _send(self, replica: ReplicaClient, request: RowRequest) -> Response:
+    async def _send(self, replica: ReplicaClient, request: RowRequest, record: StreamRecord) -> Response:
         """Raises: ConnectFailed, ConnectionLost; BadRequest for requests that no replica takes."""
         assert replica.hello is not None
         own = replica.hello.model_id
@@ -152,7 +174,8 @@ class ReplicaSet:
         adapter = named.removeprefix(f"{own}:") if named.startswith(f"{own}:") else None
         if adapter is not None and not replica.takes_adapters:
             raise BadRequest(f"Model '{own}' takes no adapters: it has no lora_config.", param="model")
-        return await replica.send(request.path, with_fields(request.body, {"model": named}), adapter)
+        body = with_fields(request.body, {"model": named})
+        return await replica.send(request.path, body, adapter, record)
 
     async def _keep_refreshing(self, deployment: serve_lookup.FoundDeployment) -> None:
         try:

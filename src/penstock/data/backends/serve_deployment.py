@@ -118,4 +118,5 @@ class ServeDeployment:
         model = body.pop("model", None)
         if body.pop("stream", None):
             raise BadRequest("Rows do not stream; leave `stream` out.", param="stream")
-        return RowRequest(path=METHODS[call.path], body=msgspec.json.encode(body), model=model)
+        body = msgspec.json.encode(body)
+        return RowRequest(path=METHODS[call.path], body=body, model=model, made=call.made)

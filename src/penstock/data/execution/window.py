@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import msgspec
 
-from penstock.data.backends.protocol import Backend, Response
+from penstock.data.backends.protocol import Backend, Response, RowInterrupted
 from penstock.data.execution.retry import (
     BUSY_STATUSES,
     RetryPolicy,
@@ -28,6 +28,7 @@ from penstock.data.execution.retry import (
 from penstock.data.results.outcome import Failure, Outcome, failed
 from penstock.data.rows.request import RowRequest
 from penstock.errors import EngineDead, Error, Unavailable
+from penstock.transport.continuation import Made
 
 _POLL_S = 0.005
 """How often to check whether the engine has scheduled the requests already sent to it."""
@@ -123,6 +124,7 @@ class Window:
                 if self._broken is not None:
                     raise self._broken from death
                 row.deaths += 1
+                row.go_on_with(death.made if isinstance(death, RowInterrupted) else None)
                 await self._on_death(row, death)
                 continue
             except Unavailable as error:
@@ -143,6 +145,7 @@ class Window:
                 is_final = not is_retryable(response) and row not in self._refused
                 if is_final or row.failures >= self.retry_policy.max_attempts:
                     return classify_response(response, row.attempts)
+                row.go_on_with(None)
             await asyncio.sleep(self.retry_policy.backoff_s(row.attempts, response.retry_after_s))
             row.attempts += 1
         return self._failed(row, "poison_row", f"{row.deaths} engines died while they ran this row.")
@@ -316,6 +319,11 @@ class _Row:
     first: float | None = None
     started: float = 0.0
     turn: asyncio.Future[None] = field(init=False)
+
+    def go_on_with(self, made: Made | None) -> None:
+        """The next try."""
+        if made is not self.request.made:
+            self.request = msgspec.structs.replace(self.request, made=made)
 
     def start_try(self) -> bool:
         """A try begins now; whether it is the first."""

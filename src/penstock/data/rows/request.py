@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import msgspec
 
 from penstock.errors import ConfigError
+from penstock.transport.continuation import Made
 
 Kind = Literal["generate", "embed", "classify", "score"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -43,6 +44,7 @@ class RowRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: as the row names it (`base` or `base:adapter`); None for the backend's own.
     prompt: the engine prompt, pickled, which replaces the body's; only for an engine in this process.
     group: requests of one group begin alike, so that one replica should have them; 0 for none.
+    made: what a replica that died had made of the answer.
     """
 
     path: str
@@ -50,6 +52,7 @@ class RowRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     prompt: bytes | None = None
     group: int = 0
+    made: Made | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock import tiers
@@ -47,9 +47,10 @@ class EngineResponse:
     sender: of the multiplexed connection; None when the gateway wants no stream there. number: of the stream
     on it. path: of the request; tier: its class of work, which its response reports. first_token: called with
     the seconds that the first token took, where that is known. origin: of a stream that can be continued, if
-    the engine can. sent: how many pieces the client has of a stream that this one continues. dropped: those
-    of them that the app has made again. handed: how many tokens the gateway has of an answer that has not
-    begun.
+    the engine can. sent: how many pieces the client has of a stream that this one continues. take: sends what
+    was made of an answer that has not begun, the first time with the value of `RESUMABLE`. dropped: those
+    pieces of `sent` that the app has made again. handed: how many tokens of an answer that has not begun the
+    gateway, or the job, has.
     """
 
     direct: Send
@@ -61,16 +62,21 @@ class EngineResponse:
     _first_token: Callable[[float], None] | None
     _origin: Origin | None = None
     _sent: int = 0
+    _take: Callable[[bytes, Sequence[Group]], None] | None = None
     _dropped: int = 0
     handed: int = 0
     started: bool = False
     _void: bool = False
+    _admitted_to: str = field(init=False)  # the version of the weights then
     _recorded: list[Group | None] = field(default_factory=list[Group | None])
     _start: Message | None = None
     _held: list[bytes] = field(default_factory=list[bytes])
     _arrived_at: float = field(default_factory=time.monotonic)
     _probe: TimingProbe = field(default_factory=TimingProbe)
     _tokens: TokensProbe = field(default_factory=TokensProbe)
+
+    def __post_init__(self) -> None:
+        self._admitted_to = self._weights()
 
     def accompany(self) -> None:
         """Puts what engines look for into the context of the running request."""
@@ -126,22 +132,22 @@ class EngineResponse:
         self._tokens.ask()
 
     def hand_over(self) -> None:
-        """Sends the gateway what has been made of an answer that has not begun, since the last call."""
-        origin, adapter = self._origin, self._tokens.adapter
-        if self.started or self._sender is None or origin is None or adapter is None:
+        """Sends what has been made of an answer that has not begun, since the last call."""
+        origin, adapter = self._known_origin(), self._tokens.adapter
+        if self.started or self._take is None or origin is None or adapter is None:
             return
         if made := self._tokens.since(self.handed):
-            value = b"" if self.handed else replace(origin, adapter=adapter).to_header()
-            self._sender.hand_over(self._number, value, made)
+            self._take(b"" if self.handed else replace(origin, adapter=adapter).to_header(), made)
             self.handed += sum(len(one.token_ids) for group in made for one in group)
 
     async def turn_away(self, error: Error) -> None:
         """Answers in place of the app, for another replica, with what that can go on with."""
         away, made = link.turned_away(link.INTERRUPTED), self._tokens.ask()
-        if self._origin is None or self._tokens.adapter is None or not made:
+        origin = self._known_origin()
+        if origin is None or self._tokens.adapter is None or not made:
             await send_error(self.direct, error, self._path, away)
             return
-        origin = replace(self._origin, adapter=self._tokens.adapter)
+        origin = replace(origin, adapter=self._tokens.adapter)
         fields = [*away, (RESUMABLE, origin.to_header())]
         await self.direct({"type": "http.response.start", "status": 503, "headers": fields})
         await self.direct({"type": "http.response.body", "body": continuation.handed(made)})
@@ -177,9 +183,14 @@ class EngineResponse:
     def _is_resumable(self) -> bool:
         """Whether the engine has recorded what the first piece was made of, and what it serves is known."""
         stamp = _stamp()
-        if not self._recorded or stamp is None or self._origin is None:
+        origin = self._known_origin()
+        if not self._recorded or stamp is None or origin is None:
             return False
-        return not self._sent or self._origin.adapter == stamp
+        return not self._sent or origin.adapter == stamp
+
+    def _known_origin(self) -> Origin | None:
+        """None where other weights may make the answer than its origin names: the request waited for them."""
+        return self._origin if self._weights() == self._admitted_to else None
 
     async def _multiplex(self, sender: StreamSender, body: bytes, last: bool) -> None:
         await sender.room(self._number)

@@ -15,6 +15,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import islice
 from urllib.parse import unquote
 
@@ -28,7 +29,7 @@ from penstock.request_context import created, current_replica, id_seed, start_ta
 from penstock.serve.http import direct_writer
 from penstock.serve.http.private_listener import PrivateListener
 from penstock.serve.replica.inbound.engine_response import EngineResponse
-from penstock.serve.replica.inbound.rows import RowReceiver
+from penstock.serve.replica.inbound.rows import HandOver, RowReceiver
 from penstock.serve.replica.inbound.status_link import StatusLinks, StatusSource
 from penstock.serve.tenancy.fairness import StartTags
 from penstock.transport import continuation, link, multiplexer, rows
@@ -193,15 +194,16 @@ class Listener:
         given: Continuation | None = None,
         tenant: bytes = b"",
         share: bytes = b"",
+        take: HandOver | None = None,
     ) -> None:
         """work: the request's class. number: of its stream on the multiplexed connection, if it has one.
         given: of a stream that goes on here. tenant: what the id of a stored response says of it.
-        share: as the header.
+        share: as the header. take: for the tokens of a row, if its job keeps them.
         """
         if self._refusal is not None:
             await send_error(send, self._refusal, scope["path"], link.turned_away(link.UNTOUCHED))
             return
-        origin = self._origin(number, given)
+        origin = self._origin(given, kept=bool(number or take))
         if origin is None and given is not None:
             error = Unavailable("This replica serves another version.")
             await send_error(send, error, scope["path"], link.turned_away(link.REFUSED))
@@ -218,6 +220,8 @@ class Listener:
             tag = tags.tag(name, float(price))
         start_tag.set(tags.now if tag is None else tag.number)
         sender, batch = self._multiplexers.get(gateway) if number else None, self._source.batch
+        if sender is not None:
+            take = partial(sender.hand_over, number)
         told = batch.first_token if batch is not None and work != tiers.FLEX else None
 
         def first_token(ttft_s: float) -> None:
@@ -230,6 +234,7 @@ class Listener:
             *(send, sender, number, self._source.weights, scope["path"], work, first_token),
             origin,
             given.pieces if given is not None else 0,
+            take,
         )
         response.accompany()
         task = asyncio.current_task()
@@ -269,12 +274,15 @@ class Listener:
             await response.turn_away(self._refusal)
         # uvicorn cuts a response that has started and not ended as soon as this returns.
 
-    def _origin(self, number: int, given: Continuation | None) -> Origin | None:
-        """Of a request's stream: as the gateway says, or here; None where it cannot be continued."""
+    def _origin(self, given: Continuation | None, kept: bool) -> Origin | None:
+        """Of a request's stream: as the gateway says, or here; None where it cannot be continued.
+
+        kept: whether the gateway, or the job, keeps what is recorded.
+        """
         serves = self._source.serves()
         if given is not None:
             return given.origin if given.origin.serves == serves else None
-        if not number or not serves:
+        if not kept or not serves:
             return None
         return Origin(serves, self.address.replica_id, int(time.time()), secrets.token_hex(8))
 
@@ -290,8 +298,10 @@ class Listener:
     async def _serve_rows(self, gateway: bytes, receive: Receive, send: Send) -> None:
         """The connection with the rows of a batch job, until either side ends it."""
 
-        async def run(scope: Scope, receive: Receive, send: Send) -> None:
-            await self._run(gateway, scope, receive, send, tiers.FLEX)
+        async def run(
+            scope: Scope, receive: Receive, send: Send, given: Continuation | None, take: HandOver | None
+        ) -> None:
+            await self._run(gateway, scope, receive, send, tiers.FLEX, given=given, take=take)
 
         receiver = RowReceiver(run)
         self._row_receivers.add(receiver)

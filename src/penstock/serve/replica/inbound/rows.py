@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -17,21 +18,30 @@ from penstock.asgi_client import WholeResponse, post_scope
 from penstock.errors import Error
 from penstock.layers.adapters import asking_for
 from penstock.openai.asgi_response import send_error
-from penstock.transport import headers, link, rows
-from penstock.transport.rows import RowCall, RowCancel, RowResponse
+from penstock.transport import continuation, headers, link, rows
+from penstock.transport.continuation import Continuation, Group
+from penstock.transport.rows import RESUMABLE_NAME, RowCall, RowCancel, RowResponse
 
 log = logging.getLogger(__name__)
 
-_PASSING = {link.RETRY.decode(), "retry-after", "retry-after-ms"}
+_PASSING = {link.RETRY.decode(), "retry-after", "retry-after-ms", RESUMABLE_NAME}
 _INTERRUPTED = {link.RETRY.decode(): link.INTERRUPTED.decode()}
 _MOST_WAITING_BYTES = 1 << 20
 """Of responses that the job has not taken; above it, no more rows are read."""
 
-Run = Callable[[Scope, Receive, Send], Awaitable[None]]
+HandOver = Callable[[bytes, Sequence[Group]], None]
+"""Sends tokens of an answer that has not begun, the first ones with the value of `RESUMABLE`, later ones with
+b"".
+"""
+Run = Callable[[Scope, Receive, Send, Continuation | None, HandOver | None], Awaitable[None]]
 
 
 class RowReceiver:
-    """One connection. run: answers one row; cancelled when the row is not wanted any more."""
+    """One connection.
+
+    run: answers one row, given what it goes on with, the tokens behind its body, and what takes its tokens;
+    cancelled when the row is not wanted any more.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -95,9 +105,13 @@ class RowReceiver:
             self._pending.set()
 
     async def _answer(self, row: RowCall) -> None:
-        response = WholeResponse()
+        response, given, body = WholeResponse(), None, row.body
+        take = partial(self._hand_over, row.number) if row.made is not None else None
         try:
-            await self._run(_scope(row), asgi.replay(row.body, asgi.stay), response.send)
+            if row.made is not None and row.made[0]:
+                given = Continuation.of(row.made)
+                body += row.made[1][len(row.made[1]) - given.size :]
+            await self._run(_scope(row, len(body)), asgi.replay(body, asgi.stay), response.send, given, take)
         except Exception:
             log.exception("A row to %s failed.", row.path)
             if not response.begun:
@@ -107,17 +121,24 @@ class RowReceiver:
             answer = RowResponse(row.number, response.status, response.body, passing)
         else:  # as a connection of HTTP that breaks off
             answer = RowResponse(row.number, 503, b"", _INTERRUPTED)
-        frame = rows.framed(answer)
+        self._send(answer)
+
+    def _hand_over(self, number: int, origin: bytes, made: Sequence[Group]) -> None:
+        fields = {RESUMABLE_NAME: origin.decode()} if origin else {}
+        self._send(RowResponse(number, rows.UNFINISHED, continuation.handed(made), fields))
+
+    def _send(self, response: RowResponse) -> None:
+        frame = rows.framed(response)
         self._frames.append(frame)
         self._waiting_bytes += len(frame)
         self._pending.set()
 
 
-def _scope(row: RowCall) -> Scope:
+def _scope(row: RowCall, length: int) -> Scope:
     path, _, query = row.path.partition("?")
     fields = {headers.REQUEST_ID.decode(): headers.request_id(None)}
     if row.adapter:
         fields |= asking_for(row.adapter)
-    scope = post_scope(path, len(row.body), fields, query=query.encode())
+    scope = post_scope(path, length, fields, query=query.encode())
     scope["extensions"][asgi.CANCELLED] = {}
     return scope
