@@ -45,12 +45,13 @@ class DirectWriter:
 
     # -- for the app
 
-    def accept(self, *, body_in_time: bool = False) -> None:
+    def accept(self, *, bounds_body: bool = False) -> None:
         """The app accepts the request: its connection no longer counts as one that waits.
 
-        body_in_time: a body that arrives more slowly than `limits` allow ends the connection.
+        bounds_body: a body that arrives more slowly, or in smaller chunks, than `limits` allow ends the
+        connection. The bodies that Penstock's own processes send each other go on for as long as they live.
         """
-        self._accept(body_in_time)
+        self._accept(bounds_body)
 
     @property
     def takes_chunks(self) -> bool:
