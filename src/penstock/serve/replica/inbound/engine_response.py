@@ -110,6 +110,8 @@ class EngineResponse:
         if start is not None:
             self.started = True
             await self.direct({**start, "headers": [*start["headers"], *self._own_headers(start)]})
+            if start["status"] != 200:  # in place of the rest: the client has nothing of it
+                self._sent = 0
         if self._dropped < self._sent and not body.startswith(ERROR_EVENTS):
             self._dropped += 1
             if not message.get("more_body"):
