@@ -7,8 +7,11 @@ figures, `connection_limits` counts by address.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import math
 import socket
+import termios
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import NoReturn, cast
@@ -164,6 +167,19 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._peer is not None:
             self.since = self.loop.time()
         self.transport.close()
+
+    def end_if_received(self) -> None:
+        """Ends a connection that closes and whose client has received everything.
+
+        Under TLS it would wait for the client's answer, which one that keeps idle connections reads with its
+        next request only.
+        """
+        if not self.transport.is_closing() or self.transport.get_write_buffer_size():
+            return
+        with contextlib.suppress(OSError, ValueError):  # it has just ended
+            unsent = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+            if not any(unsent):  # nor is anything not acknowledged
+                self.transport.abort()
 
     def finish(self) -> None:
         """The same after an answer: a reset would take it from a client still sending. RFC 9112, 9.6."""
