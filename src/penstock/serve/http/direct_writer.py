@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 EXTENSION = "penstock.direct_writer"
 _INTERIM = b"HTTP/1.1 100"
+_CHUNKED = b"transfer-encoding: chunked\r\n"
 
 
 def of(scope: Scope) -> DirectWriter | None:
@@ -39,6 +40,7 @@ class DirectWriter:
     _accept: Callable[[bool], None]
     _finish: Callable[[], None]
     _begun: bool = False
+    _unchunks: bool = False  # for HTTP/1.0, where a body without a length lasts to the connection's end
     _head: bytes | None = None
     _gone: Callable[[], None] | None = None
     drained: Callable[[], None] | None = None  # called when the client has caught up
@@ -112,6 +114,9 @@ class DirectWriter:
         """The first is the answer's head: it leaves with the second, or when the loop comes round."""
         if self._transport.is_closing():  # uvloop raises where asyncio drops it
             return
+        if self._unchunks:
+            size, _, data = data.partition(b"\r\n")
+            data = data[: int(size or b"0", 16)]
         if self._head is not None:
             head, self._head = self._head, None
             self._transport.writelines([head, data])
@@ -121,6 +126,8 @@ class DirectWriter:
             if self._cycle.more_body and self._cycle.keep_alive:  # answered before all of the request is here
                 self._cycle.keep_alive = False
                 data = data[:-2] + b"connection: close\r\n\r\n"
+            if self._cycle.chunked_encoding and self._cycle.scope["http_version"] == "1.0":
+                self._unchunks, data = True, data.replace(_CHUNKED, b"", 1)
             self._begun, self._head = True, data
             self._loop.call_soon(self._flush)
 
