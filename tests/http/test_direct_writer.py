@@ -83,6 +83,29 @@ async def test_a_stream_is_the_same_with_and_without_the_direct_writer(served: S
 
 
 @pytest.mark.parametrize("direct", [True, False])
+async def test_http_1_0_gets_a_stream_without_chunks(served: Served, direct: bool):
+    """It does not know them: RFC 9112, 6.1."""
+    pieces = [b"data: 1\n\n", b"data: " + b"2" * 100_000 + b"\n\n", b"data: [DONE]\n\n"]
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": SSE})
+        for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0.001)
+        await send({"type": "http.response.body", "body": b""})
+
+    gateway = await served.gateway("m")
+    await served.app(app)
+    port = await serve_on(gateway if direct else without_writer(gateway), "127.0.0.1", 0)
+    answer = await raw(port.number, b"POST /v1/chat/completions HTTP/1.0\r\ncontent-length: 0\r\n\r\n")
+    await port.close(grace_s=0.1)
+    head, _, content = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert content == b"".join(pieces)
+
+
+@pytest.mark.parametrize("direct", [True, False])
 async def test_a_client_that_stops_reading_and_goes_on_loses_nothing(served: Served, direct: bool):
     sent, blocked = hashlib.sha256(), asyncio.Event()
 

@@ -1,6 +1,7 @@
 """Multiplexed streams: complete, in order, each at its client's own pace."""
 
 import asyncio
+import dataclasses
 import json
 from typing import Any
 
@@ -16,6 +17,7 @@ from penstock.serve.replica.inbound.status_link import StatusSource
 from penstock.transport import link
 from penstock.transport.connection import STREAM, ReplicaConnection
 from penstock.transport.multiplexer import StreamReceiver, StreamSender
+from penstock.transport.pool import Pool
 
 SSE = [(b"content-type", b"text/event-stream")]
 CHAT = "/v1/chat/completions"
@@ -293,3 +295,24 @@ async def test_pieces_of_a_stream_that_come_together_leave_in_one_chunk(served: 
         chunks.append((await reader.readexactly(size + 2))[:-2])
     writer.close()
     assert b"".join(b"data: %d\n\n" % n for n in range(1, 6)) in chunks
+
+
+@pytest.mark.parametrize("network", [False, True], ids=["unix", "tcp"])
+async def test_slow_clients_may_stop_their_streams_any_number_of_times(served: Served, network: bool):
+    await served.gateway("m")
+    replica = await served.replica(network=network)
+    address = replica.address if not network else dataclasses.replace(replica.address, unix=None)
+    pool = Pool(address, NODE)
+    connection = await pool.connect()
+    following = asyncio.create_task(pool.multiplexer.follow(connection, address.secret, "a gateway"))
+    await pool.multiplexer.settled.wait()
+    for number in range(30_000):
+        pool.multiplexer._hold(number % 10, number % 2 == 0)
+    (sender,) = (one for name, one in replica.listener._multiplexers.items() if name == b"a gateway")
+    sender.open(11, [])
+    pool.multiplexer._hold(11, True)
+    await until(lambda: following.done() or not sender._writable[11].is_set())
+    assert not following.done()
+    following.cancel()
+    connection.abort()
+    pool.close()

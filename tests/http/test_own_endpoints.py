@@ -1,5 +1,6 @@
 """Methods of an LLMServer subclass that answer paths: the gateway knows which models have them."""
 
+import httpx
 import openai
 import pytest
 from jobs_served import JobsServed, create, ended, found, line
@@ -7,7 +8,7 @@ from pydantic import BaseModel
 from recording import server
 from served import chat, until
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, StreamingResponse
 
 from penstock.config import LLMConfig
 from penstock.config.schema.jobs import JobsConfig
@@ -64,6 +65,14 @@ class Summaries(LLMServer):
     async def raw(self, request: Request) -> PlainTextResponse:
         return PlainTextResponse(f"{len(await request.body())} bytes", status_code=202)
 
+    @endpoint("/v1/table")
+    async def table(self, request: Request) -> StreamingResponse:
+        async def rows():
+            yield b'{"row": 1}\n'
+            raise RuntimeError("secret")
+
+        return StreamingResponse(rows(), media_type="application/x-ndjson")
+
     @endpoint("/v1/plain")
     def plain(self, request: dict, context) -> Answer:
         return Answer(text=f"{context.config.model_id} {context.request_id}")
@@ -118,6 +127,11 @@ async def test_a_stream_that_fails_has_a_status_first_and_an_error_event_later(s
     assert '"letter":"a"' in late.text
     assert late.text.rstrip().endswith('"code":"own_code_failed"}}')
     assert "secret" not in early.text + late.text
+
+
+async def test_an_answer_that_is_no_stream_of_events_and_fails_is_not_whole(summaries):
+    with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
+        await summaries.http().post("/v1/table", json={})
 
 
 async def test_a_starlette_request_and_response_are_passed_through(summaries):

@@ -400,6 +400,30 @@ async def test_an_engine_that_would_begin_anew_is_refused(served: Served):
         assert await figures(http) == {"cut no replica": 1}
 
 
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_stream_that_only_busy_replicas_could_continue_ends_after_the_usual_wait(
+    served: Served, status: int
+):
+    """One of them continues it where it can again before."""
+    refused: list[int] = []
+
+    async def busy(scope: Any, receive: Any, send: Any) -> None:
+        refused.append(status)
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    await served.gateway("m", wait_for_replica_s=2)
+    async with served.http() as http:
+        doomed = await served.replica(**SLOWLY)
+        asking = asyncio.create_task(cut(served, http, "chat", (6, dies, doomed)))
+        await until(lambda: doomed.engine.load().running)
+        await served.app(busy, version="v")
+        async with asyncio.timeout(30):
+            assert error_of(await asking)["code"] == "engine_dead"
+        assert await figures(http) == {"cut no replica": 1}
+        assert len(refused) > 1
+
+
 async def test_records_over_their_limit_are_forgotten(served: Served, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(continuation, "_RESERVE_BYTES", 8)
     monkeypatch.setattr(continuation, "_MOST_BYTES", 60)

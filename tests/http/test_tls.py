@@ -17,6 +17,7 @@ from served import Served, chat, until
 from penstock.cli.client.service import Service
 from penstock.errors import ConfigError, Unavailable
 from penstock.serve.http import limits, listener
+from penstock.serve.http.server import serve_on
 from penstock.serve.http.tls import Certificate
 
 pytestmark = pytest.mark.parity("X21")
@@ -164,6 +165,36 @@ async def test_who_goes_on_sending_after_a_refusal_reads_it_and_is_cut(
         await asyncio.sleep(0)
     await until(lambda: gateway.connections.open == 0)
     assert gateway.connections.counts["discarded"] == 1
+
+
+async def test_the_port_closes_at_once_though_idle_clients_do_not_answer(served: Served, pair: Pair):
+    """As those do that are not asynchronous: they look at an idle connection when they use it again."""
+    await served.gateway("m", tls=pair.config)
+    assert served.port is not None
+    reader, writer = await connect(served, pair)
+    writer.write(b"GET /livez HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+    assert b" 200 " in await reader.readline()
+    writer.transport.pause_reading()
+    async with asyncio.timeout(20):
+        await served.port.close(grace_s=3600)
+    writer.transport.resume_reading()
+    assert (await reader.read()).endswith(b"success")  # all of the answer, and then its end
+
+
+async def test_a_slow_client_gets_the_end_of_its_answer_from_a_port_that_closes(served: Served, pair: Pair):
+    async def large(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * 4_000_000})
+
+    port = await serve_on(large, "127.0.0.1", 0, certificate=Certificate(str(pair.cert), str(pair.key)))
+    reader, writer = await asyncio.open_connection("127.0.0.1", port.number, ssl=trusting(pair), limit=1024)
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    assert b" 200 " in await reader.readline()
+    closing = asyncio.create_task(port.close(grace_s=60))
+    await asyncio.sleep(0.5)
+    assert not closing.done()
+    assert (await reader.read()).count(b"x") == 4_000_000
+    await closing
 
 
 async def test_the_port_closes_with_handshakes_under_way(served: Served, pair: Pair):

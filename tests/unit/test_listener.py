@@ -26,6 +26,7 @@ from penstock.request_context import (
 )
 from penstock.serve.http import direct_writer
 from penstock.serve.http.private_listener import PrivateListener
+from penstock.serve.replica.inbound import engine_response
 from penstock.serve.replica.inbound.engine_response import EngineResponse
 from penstock.serve.replica.inbound.listener import Listener
 from penstock.serve.replica.inbound.status_link import StatusSource
@@ -445,3 +446,23 @@ async def test_a_stream_that_ends_before_its_client_s_place_leaves_nothing_with_
     assert sent
     assert not sender._writable
     assert not sender._records
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_an_engine_that_cannot_continue_a_stream_now_says_so_whole(
+    status: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(engine_response, "_DYING_S", 0)
+    sent = list[asgi.Message]()
+
+    async def direct(message: asgi.Message) -> None:
+        sent.append(message)
+
+    origin = Origin("version", "replica", 1, "seed")
+    response = EngineResponse(direct, None, 7, lambda: "", "/v1/chat/completions", "default", None, origin, 3)
+    await response.send({"type": "http.response.start", "status": status, "headers": []})
+    await response.send({"type": "http.response.body", "body": b"{", "more_body": True})
+    await response.send({"type": "http.response.body", "body": b"}", "more_body": False})
+    assert sent[0]["status"] == status
+    assert b"".join(message["body"] for message in sent[1:]) == b"{}"
+    assert not sent[-1]["more_body"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from penstock.serve.fleet.replica import Replica
+from penstock.serve.routing import prefix_index
 from penstock.serve.routing.prefix_hashes import ENDS
 from penstock.serve.routing.prefix_index import PrefixIndex
 from penstock.transport.address import Address
@@ -70,8 +73,9 @@ def test_the_end_of_a_prompt_is_forgotten_before_its_beginning():
     assert memory.known(prompt(2)) == BLOCKS
 
 
-def test_what_was_not_used_for_long_is_forgotten():
-    memory, one = PrefixIndex(expiry_s=100), replica("one")
+def test_what_was_not_used_for_long_is_forgotten(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(prefix_index, "EXPIRY_S", 100)
+    memory, one = PrefixIndex(), replica("one")
     memory.add(prompt(1), TOKENS, one, 0.0)
     memory.add(prompt(2), TOKENS, one, 99.0)
     memory.add(prompt(3), TOKENS, one, 101.0)
@@ -89,8 +93,9 @@ def test_a_replica_that_is_gone_is_forgotten():
     assert len(memory) == memory.known(prompt(1)) == 0
 
 
-def test_its_size_is_bounded_whatever_the_replicas_hold():
-    memory = PrefixIndex(entries=1000)
+def test_its_size_is_bounded_whatever_the_replicas_hold(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(prefix_index, "ENTRIES", 1000)
+    memory = PrefixIndex()
     replicas = [replica(str(n), kv_tokens=10**9) for n in range(10)]
     for number in range(2000):
         memory.add(prompt(number), TOKENS, replicas[number % 10], 0.0)

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from penstock.asgi import Send
+from penstock.asgi import Message, Send
 from penstock.errors import Error
 from penstock.openai.errors import CONTENT_TYPE, form, headers
 
@@ -19,6 +19,12 @@ T = TypeVar("T")
 TIn = TypeVar("TIn", contravariant=True)
 
 _EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8")]
+
+
+def is_event_stream(start: Message) -> bool:
+    """Whether the message begins a stream of events."""
+    kinds = [value for name, value in start["headers"] if name.lower() == b"content-type"]
+    return bool(kinds) and kinds[0].startswith(b"text/event-stream")
 
 
 async def send_error(send: Send, error: Error, path: str, more: Sequence[tuple[bytes, bytes]] = ()) -> None:

@@ -64,6 +64,8 @@ class AdmissionQueue:
     ) -> None:
         """wait_for_replica_s: how long a request waits while no replica of the model is ready.
         wake: called when a request waits and no replica is ready.
+
+        wait_s: as `wait_for_replica_s`, or longer for a model that starts slowly.
         """
         self._table = table
         self._metrics = metrics
@@ -78,7 +80,7 @@ class AdmissionQueue:
         self._model = model
         self._policy = policy
         self._learns = policy if isinstance(policy, Learns) else None
-        self._wait_s = max(wait_for_replica_s, model.start_s or 0.0)
+        self.wait_s = max(wait_for_replica_s, model.start_s or 0.0)
         self._table.limit(model.id, model.max_ongoing_requests, model.adapter_slots)
         for replica in self._table.ready(model.id):
             self.offer(replica)
@@ -130,7 +132,7 @@ class AdmissionQueue:
         ready = self._table.ready(self._model.id)
         if self._removed or (not patient and all(replica in tried for replica in ready)):
             raise self._unavailable()
-        if not tried or not (self._wait_s or self._model.max_queued_requests):
+        if not tried or not (self.wait_s or self._model.max_queued_requests):
             self._make_room(waiter)
         times.begin(QUEUE)
         return await self._wait(waiter)
@@ -259,14 +261,14 @@ class AdmissionQueue:
         """Ends waits for a replica: the gateway stops, and another one takes requests. A wait for room among
         ready replicas goes on.
         """
-        self._wait_s = _DRAIN_WAIT_S
+        self.wait_s = _DRAIN_WAIT_S
         for waiter in self._waiters():
             if waiter.timer is not None:
                 waiter.timer.cancel()
             self._give_up(waiter)
 
     def _set_timer(self, waiter: _Waiter) -> None:
-        wait_s = self._wait_s if waiter.timer is None else max(self._wait_s, _LOOK_AGAIN_S)
+        wait_s = self.wait_s if waiter.timer is None else max(self.wait_s, _LOOK_AGAIN_S)
         waiter.timer = asyncio.get_running_loop().call_later(wait_s, self._give_up, waiter)
 
     def _give_up(self, waiter: _Waiter) -> None:

@@ -322,7 +322,7 @@ class Gateway:
             await reply.whole(204, [(b"allow", route.allow.encode())], b"")
         else:
             if request.writer is not None and not route.public:
-                request.writer.accept(body_in_time=True)
+                request.writer.accept(bounds_body=True)
             routes.check_method(route, request.method)
             handle = self._handlers[route.handler]
             assert handle is not None  # else the route would be unknown

@@ -225,7 +225,10 @@ class Dispatch:
                     return await self._ask(replica, stream)
                 except relay.ReplicaFailed as failed:
                     died = failed.worked and replica.state not in _LEAVING
+                    is_late = reply.timing.paused_s > queue.wait_s
                     stream.fail(replica, failed, died=died, refused=failed.refused)
+                    if is_late:  # those that are there answer, and none can go on with it
+                        raise stream.end("no replica", failed) from failed
                     if request.keeper is not None and replica.state == "gone":
                         raise stored_responses.lost() from failed
                     log.info(

@@ -10,7 +10,8 @@ from penstock.serve.fleet.table import Table
 from penstock.serve.gateway.body import Fields
 from penstock.serve.gateway.catalogue import ServedModel
 from penstock.serve.routing.policy import Policy, RoutingRequest
-from penstock.serve.routing.prefix_hashes import BYTES_PER_TOKEN, HASHED_BYTES, blocks, home
+from penstock.serve.routing.prefix_hashes import HASHED_BYTES, blocks, home
+from penstock.transport.link import BYTES_PER_TOKEN
 
 _MOST_KEY = 512  # bytes of a session's name
 _EMPTY = (b"", b"null", b'""', b"[]")

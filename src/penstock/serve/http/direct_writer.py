@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 EXTENSION = "penstock.direct_writer"
 _INTERIM = b"HTTP/1.1 100"
+_CHUNKED = b"transfer-encoding: chunked\r\n"
 
 
 def of(scope: Scope) -> DirectWriter | None:
@@ -39,18 +40,20 @@ class DirectWriter:
     _accept: Callable[[bool], None]
     _finish: Callable[[], None]
     _begun: bool = False
+    _unchunks: bool = False  # for HTTP/1.0, where a body without a length lasts to the connection's end
     _head: bytes | None = None
     _gone: Callable[[], None] | None = None
     drained: Callable[[], None] | None = None  # called when the client has caught up
 
     # -- for the app
 
-    def accept(self, *, body_in_time: bool = False) -> None:
+    def accept(self, *, bounds_body: bool = False) -> None:
         """The app accepts the request: its connection no longer counts as one that waits.
 
-        body_in_time: a body that arrives more slowly than `limits` allow ends the connection.
+        bounds_body: a body that arrives more slowly, or in smaller chunks, than `limits` allow ends the
+        connection. The bodies that Penstock's own processes send each other go on for as long as they live.
         """
-        self._accept(body_in_time)
+        self._accept(bounds_body)
 
     @property
     def takes_chunks(self) -> bool:
@@ -111,6 +114,9 @@ class DirectWriter:
         """The first is the answer's head: it leaves with the second, or when the loop comes round."""
         if self._transport.is_closing():  # uvloop raises where asyncio drops it
             return
+        if self._unchunks:
+            size, _, data = data.partition(b"\r\n")
+            data = data[: int(size or b"0", 16)]
         if self._head is not None:
             head, self._head = self._head, None
             self._transport.writelines([head, data])
@@ -120,6 +126,8 @@ class DirectWriter:
             if self._cycle.more_body and self._cycle.keep_alive:  # answered before all of the request is here
                 self._cycle.keep_alive = False
                 data = data[:-2] + b"connection: close\r\n\r\n"
+            if self._cycle.chunked_encoding and self._cycle.scope["http_version"] == "1.0":
+                self._unchunks, data = True, data.replace(_CHUNKED, b"", 1)
             self._begun, self._head = True, data
             self._loop.call_soon(self._flush)
 

@@ -7,8 +7,11 @@ figures, `connection_limits` counts by address.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import math
 import socket
+import termios
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import NoReturn, cast
@@ -93,6 +96,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _chunked = False  # the body that comes
     _hosts = 0  # fields of that name in the head
     _pieces = _piece_bytes = 0  # of that body so far
+    _bounds_body = True  # until the app accepts a request whose body may go on for as long as it likes
     _fault: tuple[str, str, bytes] | None = None  # why the parser was stopped: for the count, for the client
     _deaf = False  # what still comes is dropped
     _accepted = True  # the request whose answer is under way
@@ -163,6 +167,19 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._peer is not None:
             self.since = self.loop.time()
         self.transport.close()
+
+    def end_if_received(self) -> None:
+        """Ends a connection that closes and whose client has received everything.
+
+        Under TLS it would wait for the client's answer, which one that keeps idle connections reads with its
+        next request only.
+        """
+        if not self.transport.is_closing() or self.transport.get_write_buffer_size():
+            return
+        with contextlib.suppress(OSError, ValueError):  # it has just ended
+            unsent = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+            if not any(unsent):  # nor is anything not acknowledged
+                self.transport.abort()
 
     def finish(self) -> None:
         """The same after an answer: a reset would take it from a client still sending. RFC 9112, 9.6."""
@@ -374,7 +391,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._work.left -= 1
         self._pieces += 1
         self._piece_bytes += len(body)
-        if self._pieces > limits.CHUNKS + self._piece_bytes // limits.CHUNK_BYTES:
+        if self._pieces > limits.CHUNKS + self._piece_bytes // limits.CHUNK_BYTES and self._bounds_body:
             self._stop("chunks", _TOO_MANY_CHUNKS)
         super().on_body(body)
 
@@ -413,8 +430,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # -- what it may hold
 
-    def accept(self, body_in_time: bool) -> None:
+    def accept(self, bounds_body: bool) -> None:
         """See `DirectWriter.accept`."""
+        self._bounds_body = bounds_body
         if self._peer is None:
             return
         self._accepted, self.since = True, math.inf
@@ -422,7 +440,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._connections.accept(self._peer, self)
         if self._unread:
             self._work.take(self._read)
-        if body_in_time and self._in_message and not self._in_head and not self.pipeline:
+        if bounds_body and self._in_message and not self._in_head and not self.pipeline:
             self._body_bytes, self.since = 0, self.loop.time()
 
     def on_response_complete(self) -> None:

@@ -84,17 +84,20 @@ class Port:
         sends its next request just then is answered, with `Connection: close`.
         """
         deadline, state = time.monotonic() + grace_s, self._state
+        connections = cast("set[BoundedProtocol]", state.connections)
         self._listener.close()
         if self._claim is not None:
             self._claim.close()
         self._config.draining = True
         await self._linger(linger_s, deadline)
-        for connection in list(state.connections):
+        for connection in list(connections):
             connection.shutdown()
         await asyncio.sleep(_POLL_S)
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                while state.connections or state.tasks:  # noqa: ASYNC110 - uvicorn's sets
+                while connections or state.tasks:
+                    for connection in list(connections):
+                        connection.end_if_received()
                     await asyncio.sleep(_POLL_S)
                 await self._listener.wait_closed()
         except TimeoutError:

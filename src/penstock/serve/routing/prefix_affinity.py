@@ -18,8 +18,8 @@ from penstock.serve.fleet.replica import Replica
 from penstock.serve.routing.hash_ring import AdapterRing, Ring
 from penstock.serve.routing.load_bounds import share, some, two
 from penstock.serve.routing.policy import Pick, RoutingRequest
-from penstock.serve.routing.prefix_hashes import BYTES_PER_TOKEN, ENDS
-from penstock.serve.routing.prefix_index import Holders, PrefixIndex
+from penstock.serve.routing.prefix_index import UP_TO, Holders, PrefixIndex
+from penstock.transport.link import BYTES_PER_TOKEN
 
 SAVED = 4
 """Value of a cached prompt token, in tokens of queued work. More than one: recomputing it costs the whole
@@ -35,7 +35,6 @@ _NEW = 1 / 64
 
 _WEIGHED = 8  # holders at one pick
 _LEVELS = 3  # sets of holders at one pick, from the longest match on
-_TOKENS = tuple(end // BYTES_PER_TOKEN for end in ENDS)
 
 
 class PrefixAffinity:
@@ -84,7 +83,7 @@ class PrefixAffinity:
         holders = index.holders(known[-1])
         if other in holders or index.starts(known[-1]) < _STARTS * len(holders):
             return False
-        least_new = _LESS_FILLED * (index.new_tokens(other, now) + _TOKENS[len(known) - 1])
+        least_new = _LESS_FILLED * (index.new_tokens(other, now) + UP_TO[len(known)])
         load = self._load(other, now)
         return all(
             index.new_tokens(holder, now) > least_new and self._load(holder, now) > load
@@ -144,7 +143,7 @@ class PrefixAffinity:
                 continue
             for replica in some(holders, _WEIGHED):
                 if replica in candidates and replica not in seen:
-                    yield replica, _TOKENS[i]
+                    yield replica, UP_TO[i + 1]
                     weighed += 1
             seen, levels = holders, levels + 1
             if weighed >= _WEIGHED or levels >= _LEVELS:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import zlib
 
-from penstock.transport.link import BYTES_PER_TOKEN as BYTES_PER_TOKEN
-
 _FIRST = 256
 HASHED_BYTES = 128 * 2**10
 """Of a prompt, from its start: prompts that share so much go to the same replica anyway."""
@@ -60,9 +58,5 @@ def home(prompt: bytes, seed: str = "") -> int:
     answer = prompt.find(_ANSWER, 0, HASHED_BYTES)
     first_turn = answer if answer >= 0 else min(len(prompt), HASHED_BYTES)
     half = 1 << max(0, (first_turn // 2).bit_length() - 1)
-    return spread(zlib.crc32(prompt[: max(half, _FIRST)], zlib.crc32(seed.encode())))
-
-
-def spread(number: int) -> int:
-    """32 bits over the 64 of a ring."""
-    return number * 0x9E3779B97F4A7C15 % 2**64
+    found = zlib.crc32(prompt[: max(half, _FIRST)], zlib.crc32(seed.encode()))
+    return found * 0x9E3779B97F4A7C15 % 2**64  # its 32 bits over the 64 of a ring

@@ -11,9 +11,11 @@ import math
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import pairwise
 
 from penstock.serve.fleet.replica import Replica
-from penstock.serve.routing.prefix_hashes import BYTES_PER_TOKEN, ENDS
+from penstock.serve.routing.prefix_hashes import ENDS
+from penstock.transport.link import BYTES_PER_TOKEN
 
 ENTRIES = 2**18
 """Blocks of all replicas of a model, in one gateway: 80 MB when full. 4 KB of prompt are 16, 100 KB 53."""
@@ -28,8 +30,10 @@ _ANSWER_TOKENS = 100  # about; answers take their place, too
 _FEWEST = 64
 _HALF_LIFE_S = 60.0  # of new tokens: as long as a busy replica takes to fill its cache
 
-_TOKENS = tuple((end - begin) // BYTES_PER_TOKEN for begin, end in zip((0, *ENDS), ENDS, strict=False))
-_UP_TO = (0, *(end // BYTES_PER_TOKEN for end in ENDS))
+UP_TO = (0, *(end // BYTES_PER_TOKEN for end in ENDS))
+"""Tokens in so many blocks together."""
+
+_TOKENS = tuple(after - before for before, after in pairwise(UP_TO))
 
 Holders = tuple[Replica, ...]
 
@@ -60,17 +64,9 @@ class PrefixIndex:
     """Blocks are known by their hash."""
 
     def __init__(
-        self,
-        most_tokens: float = math.inf,
-        cut_to_tokens: float = 0.0,
-        cut_every_s: float = 0.0,
-        *,
-        entries: int = ENTRIES,
-        expiry_s: float = EXPIRY_S,
+        self, most_tokens: float = math.inf, cut_to_tokens: float = 0.0, cut_every_s: float = 0.0
     ) -> None:
         """most_tokens, cut_to_tokens: of each replica, below the size of its cache."""
-        self._most = entries
-        self._expiry_s = expiry_s
         self._most_tokens, self._cut_to_tokens = most_tokens, cut_to_tokens
         self._cut_every_s = cut_every_s
         self._members: Sequence[Replica] = ()
@@ -115,9 +111,9 @@ class PrefixIndex:
             block = blocks[depth - 1]
             self._starts[block] = self._starts.get(block, 0) + 1 if replica in self._holders[block] else 0
         self._put(cache, blocks, tokens, replica, now)
-        while next(iter(cache.blocks.values()))[1] < now - self._expiry_s:
+        while next(iter(cache.blocks.values()))[1] < now - EXPIRY_S:
             self._forget(replica, cache)
-        entries = max(_FEWEST, self._most // len(self._caches))
+        entries = max(_FEWEST, ENTRIES // len(self._caches))
         self._shrink(replica, cache, replica.kv_tokens or KV_TOKENS, entries)
         if cache.tokens > self._most_tokens and now >= cache.cut_at + self._cut_every_s:
             cache.cut_at = now
@@ -126,7 +122,7 @@ class PrefixIndex:
     def _put(self, cache: _Cache, blocks: tuple[int, ...], tokens: int, replica: Replica, now: float) -> None:
         used, holders = cache.blocks, self._holders
         self._number += 1  # unique id for a block that no other prompt can share
-        rest = max(0, tokens - _UP_TO[len(blocks)]) + _ANSWER_TOKENS
+        rest = max(0, tokens - UP_TO[len(blocks)]) + _ANSWER_TOKENS
         used[self._number] = rest, now
         new = rest
         before: Holders | None = None

@@ -50,6 +50,11 @@ class Timing:
         self.begin(CONTINUE)
         self.paused = True
 
+    @property
+    def paused_s(self) -> float:
+        """How long the stream has paused; 0 while it goes on."""
+        return self.now() - self.laps[-1][1] if self.paused else 0.0
+
     def resume(self) -> float:
         """The stream goes on. Returns how long it paused."""
         self.paused = False

@@ -29,7 +29,7 @@ from penstock.config import LLMConfig
 from penstock.errors import BadRequest
 from penstock.hooks.hook import Threads, fault, takes_two
 from penstock.layers.preprocessing import context_of
-from penstock.openai.asgi_response import EventStream, send_error, send_json
+from penstock.openai.asgi_response import EventStream, is_event_stream, send_error, send_json
 from penstock.openai.errors import form
 from penstock.request_context import record_tokens
 from penstock.serve.gateway.routes import RESERVED
@@ -95,25 +95,27 @@ class CustomEndpoints:
     async def _answer(
         self, method: Callable[..., Any], body: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """An error is a status before the first byte, else the last event of a stream."""
-        begun, path = False, scope["path"]
+        """An error is a status before the first byte, else the last event of a stream. Another answer is cut
+        off: nobody may take it for a whole one.
+        """
+        path, start = scope["path"], None
 
-        async def counted(message: Message) -> None:
-            nonlocal begun
-            begun = True
+        async def noted(message: Message) -> None:
+            nonlocal start
+            start = start or message
             await send(message)
 
         try:
             argument: Any = HTTPRequest(scope, receive) if _wants_http(method) else _object(body)
             context = (context_of(scope, self._config),) if takes_two(method) else ()
-            await _send(await self._called(method, argument, *context), scope, receive, counted)
+            await _send(await self._called(method, argument, *context), scope, receive, noted)
         except Exception as error:
             request_id = context_of(scope, self._config).request_id
             failure = fault(f"The endpoint {path}", error, request_id)
-            if begun:
-                await send({"type": "http.response.body", "body": form(path).event(failure)})
-            else:
+            if start is None:
                 await send_error(send, failure, path)
+            elif is_event_stream(start):
+                await send({"type": "http.response.body", "body": form(path).event(failure)})
 
     async def _called(self, method: Callable[..., Any], *arguments: Any) -> Any:
         """The method's result; a plain function runs in a thread."""

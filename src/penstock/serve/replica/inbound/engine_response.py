@@ -17,7 +17,7 @@ from penstock import tiers
 from penstock.asgi import Message, Send
 from penstock.engine_control import DEFAULT_WEIGHTS
 from penstock.errors import Error, Unavailable
-from penstock.openai.asgi_response import send_error
+from penstock.openai.asgi_response import is_event_stream, send_error
 from penstock.openai.errors import ERROR_EVENTS
 from penstock.request_context import (
     EngineTimings,
@@ -37,7 +37,6 @@ from penstock.transport.continuation import RESUMABLE, Group, Origin
 from penstock.transport.multiplexer import StreamSender
 
 _DYING_S = 0.3  # errors raised within this time before the engine dies are attributed to its death
-_EVENTS = b"text/event-stream"
 
 
 @dataclass(eq=False, slots=True)
@@ -99,7 +98,7 @@ class EngineResponse:
             return
         body: bytes = message.get("body", b"")
         if self._start is not None and self._start["status"] == 200 and tiers.is_reported(self._path):
-            if message.get("more_body") and not _is_event_stream(self._start):
+            if message.get("more_body") and not is_event_stream(self._start):
                 self._held.append(body)
                 return
             message = {**message, "body": (body := self._reported(self._start, body))}
@@ -116,6 +115,8 @@ class EngineResponse:
         if start is not None:
             self.started = True
             await self.direct({**start, "headers": [*start["headers"], *self._own_headers(start)]})
+            if start["status"] != 200:  # in place of the rest: the client has nothing of it
+                self._sent = 0
         if self._dropped < self._sent and not body.startswith(ERROR_EVENTS):
             self._dropped += 1
             if not message.get("more_body"):
@@ -159,7 +160,7 @@ class EngineResponse:
 
     def _reported(self, start: Message, body: bytes) -> bytes:
         """The first piece of the body, or the whole one of no stream, which reports the request's class."""
-        if _is_event_stream(start):
+        if is_event_stream(start):
             return tiers.reported_event(body, self._tier, self._path)
         whole = tiers.reported(b"".join([*self._held, body]), self._tier, self._path)
         others = [field for field in start["headers"] if field[0].lower() != b"content-length"]
@@ -168,10 +169,10 @@ class EngineResponse:
         return whole
 
     def _own_headers(self, start: Message) -> list[tuple[bytes, bytes]]:
-        fields = [(b"server-timing", self._timing(_is_event_stream(start)))]
+        fields = [(b"server-timing", self._timing(is_event_stream(start)))]
         if (version := self._weights()) != DEFAULT_WEIGHTS:
             fields.append((link.WEIGHTS, version.encode()))
-        if self._sender is not None and not self._sender.closed and _is_event_stream(start):
+        if self._sender is not None and not self._sender.closed and is_event_stream(start):
             fields.append((STREAM, b"%d" % self._number))
             if self._origin is not None and self._is_resumable():
                 fields.append((RESUMABLE, replace(self._origin, adapter=_stamp() or "").to_header()))
@@ -250,8 +251,3 @@ class EngineResponse:
 def _stamp() -> str | None:
     """Of the request's adapter: "" without one, None when it is not known."""
     return adapter_stamp.get() if using_adapter.get() else ""
-
-
-def _is_event_stream(start: Message) -> bool:
-    kinds = [value for name, value in start["headers"] if name.lower() == b"content-type"]
-    return bool(kinds) and kinds[0].startswith(_EVENTS)
