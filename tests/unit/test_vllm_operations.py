@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -216,6 +216,55 @@ async def test_new_weights_leave_requests_held_that_a_pause_holds(
     await operations.update_weights(tmp_path, "v2", mode)
     assert llm.asked[1:] == [f"pause {held}", "reload_weights", "reset", "version v2"]
     assert operations.is_paused()
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_weights_that_come_while_the_engine_sleeps_are_there_when_it_wakes(
+    level: int, monkeypatch: pytest.MonkeyPatch, tmp_path
+):
+    llm: Any = LLM()
+    operations, _ = controlled(llm, monkeypatch)
+    monkeypatch.setattr(control, "_check_weights", lambda *args: None)
+    await operations.sleep(level, "wait")
+    await operations.update_weights(tmp_path, "v2", "wait")
+    assert llm.asked == [f"sleep {level}"]
+    await operations.wakeup()
+    assert llm.asked[1:] == ["wake ['weights']", "reload_weights", "version v2", "wake ['kv_cache']"]
+
+
+async def test_a_sleep_whose_caller_gives_up_in_vllms_own_is_a_sleep(monkeypatch: pytest.MonkeyPatch):
+    llm: Any = LLM()
+    operations, _ = controlled(llm, monkeypatch)
+    await given_up(llm, "sleep", operations.sleep(1, "wait"))
+    assert (operations.is_sleeping(), llm.gate.is_set(), llm.asked) == (True, False, [])
+
+
+async def test_new_weights_whose_caller_gives_up_have_their_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+):
+    llm: Any = LLM()
+    operations, _ = controlled(llm, monkeypatch)
+    monkeypatch.setattr(control, "_check_weights", lambda *args: None)
+    await given_up(llm, "collective_rpc", operations.update_weights(tmp_path, "v2", "wait"))
+    assert llm.asked == ["pause wait", "reset", "version v2", "resume"]
+    assert (operations.weights_version(), llm.gate.is_set()) == ("v2", True)
+
+
+async def given_up(llm: Any, call: str, operation: Coroutine[Any, Any, None]) -> None:
+    """Cancels `operation` during this call to vLLM, which goes on until it is done."""
+    begun, done = asyncio.Event(), asyncio.Event()
+
+    async def slow(*args: Any, **kwargs: Any) -> None:
+        begun.set()
+        await done.wait()
+
+    setattr(llm, call, slow)
+    running = asyncio.create_task(operation)
+    await begun.wait()
+    running.cancel()
+    asyncio.get_running_loop().call_soon(done.set)
+    with pytest.raises(asyncio.CancelledError):
+        await running
 
 
 async def test_calls_of_the_core_fail_when_it_is_ended_or_dies():
