@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from penstock.config import LLMConfig
 from penstock.engines import foreign
 from penstock.engines.check import check_arguments
 from penstock.engines.process import media_urls
+from penstock.engines.process.engine import ProcessEngine
 from penstock.engines.process.gauges import Gauges, read
 from penstock.engines.process.options import filled
 from penstock.errors import BadRequest
@@ -93,6 +98,30 @@ def problems(**engine_kwargs: object) -> str:
         model_loading_config={"model_id": "m"}, llm_engine="Process", engine_kwargs=engine_kwargs
     )
     return "\n".join(check_arguments([config]).problems)
+
+
+async def test_a_sleep_whose_caller_gives_up_ends_the_child():
+    config = LLMConfig(
+        model_loading_config={"model_id": "m"}, llm_engine="process", engine_kwargs={"command": ["server"]}
+    )
+    engine: Any = ProcessEngine(config)
+    closing, closed, stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def close() -> None:
+        closing.set()
+        await closed.wait()
+
+    async def stop() -> None:
+        stopped.set()
+
+    engine._wire, engine._child = SimpleNamespace(close=close), SimpleNamespace(stop=stop)
+    sleeping = asyncio.create_task(engine.sleep())
+    await closing.wait()
+    sleeping.cancel()
+    asyncio.get_running_loop().call_soon(closed.set)
+    with pytest.raises(asyncio.CancelledError):
+        await sleeping
+    assert stopped.is_set()
 
 
 def test_a_placeholder_that_means_nothing_is_refused():
