@@ -271,7 +271,7 @@ async def test_calls_of_the_core_fail_when_it_is_ended_or_dies():
     engine: Any = VLLMEngine(LLMConfig(model_loading_config={"model_id": "m", "model_source": "demo"}))
     calls = [asyncio.get_running_loop().create_future() for _ in range(2)]
     results = dict(enumerate(calls[:1]))
-    engine._llm = SimpleNamespace(engine_core=SimpleNamespace(utility_results=results))
+    engine._llm = SimpleNamespace(engine_core=SimpleNamespace(utility_results=results), gate=asyncio.Event())
     engine._core = SimpleNamespace(stop=nothing)
     await engine._end_core()
     with pytest.raises(Conflict, match="put to sleep"):
@@ -280,3 +280,18 @@ async def test_calls_of_the_core_fail_when_it_is_ended_or_dies():
     engine._on_death("killed")
     with pytest.raises(EngineDead, match="is gone"):
         await calls[1]
+
+
+async def test_a_dead_engine_holds_no_request_back():
+    engine: Any = VLLMEngine(LLMConfig(model_loading_config={"model_id": "m", "model_source": "demo"}))
+    llm: Any = LLM()
+    llm.engine_core = SimpleNamespace(utility_results={})
+    engine._llm, operations = llm, VLLMControl(llm, None, engine._refuse_dead, nothing, nothing)
+    held = asyncio.create_task(llm.gate.wait())
+    async with llm.sleep_lock:
+        later = [asyncio.create_task(one) for one in (operations.sleep(1, "wait"), operations.pause("wait"))]
+        await asyncio.sleep(0)
+        engine._on_death("killed")
+    assert await asyncio.wait_for(held, 10)
+    assert [type(error) for error in await asyncio.gather(*later, return_exceptions=True)] == [EngineDead] * 2
+    assert llm.gate.is_set()

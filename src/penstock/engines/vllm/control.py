@@ -66,13 +66,13 @@ class VLLMControl(EngineControl):
         return self._version
 
     async def sleep(self, level: int = 1, mode: PauseMode = "wait") -> None:
-        self._refuse_dead()
         if mode == "keep":
             raise BadRequest("What a sleeping engine held is gone: mode is 'wait' or 'abort'.", param="mode")
         if level not in (1, 2):
             raise BadRequest(f"The level of sleep is 1 or 2, not {level}.", param="level")
         self._refuse_in_gang("sleep")
         async with self._llm.sleep_lock:
+            self._refuse_dead()
             if self.is_sleeping():
                 return
             self._llm.gate.clear()
@@ -169,9 +169,9 @@ class VLLMControl(EngineControl):
                 task.cancel()
 
     async def pause(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
-        self._refuse_dead()
         self._refuse_in_gang("pause")
         async with self._llm.sleep_lock:
+            self._refuse_dead()
             if not self.is_sleeping():
                 try:
                     await self._hold(mode, clear_cache)
@@ -246,6 +246,7 @@ class VLLMControl(EngineControl):
         self._refuse_in_gang("take other weights")
         await asyncio.to_thread(_check_weights, source, Path(self._llm.model_config.model))
         async with self._llm.sleep_lock:
+            self._refuse_dead()
             if self._has_no_weights():
                 self._weights, self._version = source, version
                 self._level = 2  # those that it has kept are the old ones
