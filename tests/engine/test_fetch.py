@@ -100,3 +100,9 @@ async def test_public_host_cannot_redirect_to_a_private_address(monkeypatch):
         assert await fetching.async_get_bytes("http://pictures.example/here") == b"here"
         with pytest.raises(Refused):
             await fetching.async_get_bytes(f"http://pictures.example/away?to=http://127.0.0.2:{port}/here")
+
+
+async def test_requests_that_come_at_once_share_a_client():
+    async with connection() as made:
+        first, second = await asyncio.gather(made.get_async_client(), made.get_async_client())
+        assert first is second

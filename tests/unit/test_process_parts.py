@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from penstock.config import LLMConfig
 from penstock.engines import foreign
 from penstock.engines.check import check_arguments
 from penstock.engines.process import media_urls
+from penstock.engines.process.engine import ProcessEngine
 from penstock.engines.process.gauges import Gauges, read
 from penstock.engines.process.options import filled
+from penstock.engines.process.wire import lines
 from penstock.errors import BadRequest
 
 VLLM = """# TYPE vllm:num_requests_running gauge
@@ -93,6 +100,50 @@ def problems(**engine_kwargs: object) -> str:
         model_loading_config={"model_id": "m"}, llm_engine="Process", engine_kwargs=engine_kwargs
     )
     return "\n".join(check_arguments([config]).problems)
+
+
+async def test_a_sleep_whose_caller_gives_up_ends_the_child():
+    config = LLMConfig(
+        model_loading_config={"model_id": "m"}, llm_engine="process", engine_kwargs={"command": ["server"]}
+    )
+    engine: Any = ProcessEngine(config)
+    closing, closed, stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def close() -> None:
+        closing.set()
+        await closed.wait()
+
+    async def stop() -> None:
+        stopped.set()
+
+    engine._wire, engine._child = SimpleNamespace(close=close), SimpleNamespace(stop=stop)
+    sleeping = asyncio.create_task(engine.sleep())
+    await closing.wait()
+    sleeping.cancel()
+    asyncio.get_running_loop().call_soon(closed.set)
+    with pytest.raises(asyncio.CancelledError):
+        await sleeping
+    assert stopped.is_set()
+
+
+class Piece(bytes):
+    """Of an answer; counts the bytes that are copied to add it to others."""
+
+    copied = 0
+
+    def __radd__(self, before: bytes) -> bytes:
+        Piece.copied += len(before) + len(self)
+        return bytes(before) + bytes(self)
+
+
+async def test_a_long_line_is_not_copied_with_each_piece_of_it():
+    async def pieces() -> AsyncGenerator[bytes]:
+        for text in [b"a\nb", *[b"x"] * 1000, b"c\nd"]:
+            yield Piece(text)
+
+    answer: Any = SimpleNamespace(content=SimpleNamespace(iter_any=pieces))
+    assert [piece async for piece in lines(answer)] == [b"a\n", b"b" + b"x" * 1000 + b"c\n", b"d"]
+    assert Piece.copied <= 2000
 
 
 def test_a_placeholder_that_means_nothing_is_refused():

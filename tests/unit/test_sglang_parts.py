@@ -1,7 +1,9 @@
 """What stands between us and SGLang, without SGLang: command line, parameters, errors, metrics."""
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
@@ -91,6 +93,51 @@ async def test_weights_that_come_while_it_sleeps_are_loaded_when_it_wakes(tmp_pa
     (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1")
     with pytest.raises(BadRequest, match="only a pointer of Git LFS"):
         await engine.update_weights(tmp_path, "3")
+
+
+class SlowWire:
+    """To a server that takes its time for the order of one path, and goes on when nobody waits for it."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.orders = path, list[str]()
+        self.begun, self.done = asyncio.Event(), asyncio.Event()
+
+    async def post(self, path: str, value: object) -> tuple[int, bytes]:
+        self.orders.append(path)
+        if path == self.path:
+            self.begun.set()
+            await self.done.wait()
+        return 200, b""
+
+
+async def given_up(path: str, operation: Callable[[SGLangEngine], Coroutine[Any, Any, None]]) -> SGLangEngine:
+    """An engine whose operation is cancelled during this order, which is done nevertheless."""
+    engine: Any = SGLangEngine(LLMConfig(model_loading_config={"model_id": "m"}, llm_engine="sglang"))
+    engine._wire = wire = SlowWire(path)
+    running = asyncio.create_task(operation(engine))
+    await wire.begun.wait()
+    running.cancel()
+    asyncio.get_running_loop().call_soon(wire.done.set)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    return engine
+
+
+async def test_a_pause_whose_caller_gives_up_is_a_pause():
+    engine = await given_up("/pause_generation", lambda engine: engine.pause("keep"))
+    assert engine.is_paused()
+
+
+async def test_new_weights_whose_caller_gives_up_have_their_version(tmp_path):
+    path = "/update_weights_from_disk"
+    engine: Any = await given_up(path, lambda engine: engine.update_weights(tmp_path, "2", "keep"))
+    assert engine.weights_version() == "2"
+    assert engine._wire.orders == ["/pause_generation", path, "/continue_generation"]
+
+
+async def test_what_new_weights_pause_goes_on_where_the_caller_gives_up_before(tmp_path):
+    engine: Any = await given_up("/pause_generation", lambda one: one.update_weights(tmp_path, "2", "keep"))
+    assert engine._wire.orders[-1] == "/continue_generation"
 
 
 def test_what_it_cannot_do_is_said_before_it_starts(caplog):

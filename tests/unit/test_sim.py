@@ -453,7 +453,7 @@ async def test_an_adapters_answer_names_it(tmp_path: Path):
     assert under == named == "[pirate@2] ahoy"
     await engine.unload_adapter("pirate@2")
     assert engine.adapters() == frozenset()
-    with pytest.raises(ModelNotFound, match="pirate@2"):
+    with pytest.raises(ModelNotFound, match="'pirate' is not loaded"):
         await anext(engine.generate("ahoy", {}, adapter="pirate@2"))
     await engine.stop()
 
@@ -497,3 +497,29 @@ async def test_an_adapter_that_comes_while_it_sleeps_is_loaded_when_it_wakes(tmp
     ]
     await slow.stop()
     await quick.stop()
+
+
+async def test_requests_that_a_pause_holds_finish_before_a_sleep():
+    engine = await started(step_base_ms=5)
+    deltas = engine.generate("x", {"max_tokens": 50, "ignore_eos": True})
+    await anext(deltas)
+    await engine.pause("keep")
+    rest = asyncio.create_task(drain(deltas))
+    await asyncio.wait_for(engine.sleep(), 10)
+    assert await asyncio.wait_for(rest, 10) == 49
+    assert (engine.is_sleeping(), engine.is_paused()) == (True, True)
+    await engine.stop()
+
+
+async def test_a_pause_that_is_given_up_leaves_the_engine_as_it_was():
+    engine = await started(step_base_ms=5)
+    running = engine.generate("x", {"ignore_eos": True})
+    await anext(running)
+    pausing = asyncio.create_task(engine.pause("wait"))
+    await asyncio.sleep(0)
+    pausing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pausing
+    assert not engine.is_paused()
+    assert await asyncio.wait_for(drain(engine.generate("x", {"max_tokens": 1})), 10) == 1
+    await engine.stop()

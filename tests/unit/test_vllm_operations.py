@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -218,11 +218,60 @@ async def test_new_weights_leave_requests_held_that_a_pause_holds(
     assert operations.is_paused()
 
 
+@pytest.mark.parametrize("level", [1, 2])
+async def test_weights_that_come_while_the_engine_sleeps_are_there_when_it_wakes(
+    level: int, monkeypatch: pytest.MonkeyPatch, tmp_path
+):
+    llm: Any = LLM()
+    operations, _ = controlled(llm, monkeypatch)
+    monkeypatch.setattr(control, "_check_weights", lambda *args: None)
+    await operations.sleep(level, "wait")
+    await operations.update_weights(tmp_path, "v2", "wait")
+    assert llm.asked == [f"sleep {level}"]
+    await operations.wakeup()
+    assert llm.asked[1:] == ["wake ['weights']", "reload_weights", "version v2", "wake ['kv_cache']"]
+
+
+async def test_a_sleep_whose_caller_gives_up_in_vllms_own_is_a_sleep(monkeypatch: pytest.MonkeyPatch):
+    llm: Any = LLM()
+    operations, _ = controlled(llm, monkeypatch)
+    await given_up(llm, "sleep", operations.sleep(1, "wait"))
+    assert (operations.is_sleeping(), llm.gate.is_set(), llm.asked) == (True, False, [])
+
+
+async def test_new_weights_whose_caller_gives_up_have_their_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+):
+    llm: Any = LLM()
+    operations, _ = controlled(llm, monkeypatch)
+    monkeypatch.setattr(control, "_check_weights", lambda *args: None)
+    await given_up(llm, "collective_rpc", operations.update_weights(tmp_path, "v2", "wait"))
+    assert llm.asked == ["pause wait", "reset", "version v2", "resume"]
+    assert (operations.weights_version(), llm.gate.is_set()) == ("v2", True)
+
+
+async def given_up(llm: Any, call: str, operation: Coroutine[Any, Any, None]) -> None:
+    """Cancels `operation` during this call to vLLM, which goes on until it is done."""
+    begun, done = asyncio.Event(), asyncio.Event()
+
+    async def slow(*args: Any, **kwargs: Any) -> None:
+        begun.set()
+        await done.wait()
+
+    setattr(llm, call, slow)
+    running = asyncio.create_task(operation)
+    await begun.wait()
+    running.cancel()
+    asyncio.get_running_loop().call_soon(done.set)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
 async def test_calls_of_the_core_fail_when_it_is_ended_or_dies():
     engine: Any = VLLMEngine(LLMConfig(model_loading_config={"model_id": "m", "model_source": "demo"}))
     calls = [asyncio.get_running_loop().create_future() for _ in range(2)]
     results = dict(enumerate(calls[:1]))
-    engine._llm = SimpleNamespace(engine_core=SimpleNamespace(utility_results=results))
+    engine._llm = SimpleNamespace(engine_core=SimpleNamespace(utility_results=results), gate=asyncio.Event())
     engine._core = SimpleNamespace(stop=nothing)
     await engine._end_core()
     with pytest.raises(Conflict, match="put to sleep"):
@@ -231,3 +280,18 @@ async def test_calls_of_the_core_fail_when_it_is_ended_or_dies():
     engine._on_death("killed")
     with pytest.raises(EngineDead, match="is gone"):
         await calls[1]
+
+
+async def test_a_dead_engine_holds_no_request_back():
+    engine: Any = VLLMEngine(LLMConfig(model_loading_config={"model_id": "m", "model_source": "demo"}))
+    llm: Any = LLM()
+    llm.engine_core = SimpleNamespace(utility_results={})
+    engine._llm, operations = llm, VLLMControl(llm, None, engine._refuse_dead, nothing, nothing)
+    held = asyncio.create_task(llm.gate.wait())
+    async with llm.sleep_lock:
+        later = [asyncio.create_task(one) for one in (operations.sleep(1, "wait"), operations.pause("wait"))]
+        await asyncio.sleep(0)
+        engine._on_death("killed")
+    assert await asyncio.wait_for(held, 10)
+    assert [type(error) for error in await asyncio.gather(*later, return_exceptions=True)] == [EngineDead] * 2
+    assert llm.gate.is_set()

@@ -44,6 +44,7 @@ from penstock.errors import (
     Unavailable,
     Unsupported,
 )
+from penstock.on_thread import completed
 from penstock.request_context import using_adapter
 
 if TYPE_CHECKING:
@@ -300,7 +301,7 @@ class ProcessEngine(EngineControl):
         try:
             await readiness.unless_ended(child, self._ready(wire, progress))
         except BaseException as error:
-            await wire.close()
+            self._wire = wire
             await self._end()
             if isinstance(error, NotReady | Error):
                 raise self._failed(str(error), child) from error
@@ -325,7 +326,10 @@ class ProcessEngine(EngineControl):
             await self._load(wire, adapter, path)
 
     async def _end(self) -> None:
-        """Ends the child and its open requests."""
+        """Ends the child and its open requests, also where the caller gives up."""
+        await completed(self._end_child())
+
+    async def _end_child(self) -> None:
         child, self._child = self._child, None
         wire, self._wire = self._wire, None
         for task in (self._looking, self._guarding):

@@ -145,13 +145,11 @@ def _ended() -> ConnectionResetError:
 
 async def lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """The body as it arrives, in pieces of whole lines."""
-    rest = b""
+    rest: list[bytes] = []  # a line may be as long as an answer
     async for piece in answer.content.iter_any():
-        end = piece.rfind(b"\n") + 1
-        if end:
-            yield rest + piece[:end]
-            rest = piece[end:]
-        else:
-            rest += piece
-    if rest:
-        yield rest
+        if end := piece.rfind(b"\n") + 1:
+            yield b"".join([*rest, piece[:end]])
+            rest = []
+        rest.append(piece[end:])
+    if last := b"".join(rest):
+        yield last

@@ -29,6 +29,7 @@ from penstock.engines.sglang import parameters, server
 from penstock.engines.sglang.flags import SGLangOptions, as_process
 from penstock.engines.sglang.front import SGLangFront
 from penstock.errors import BadRequest, Conflict, ModelNotFound, Unsupported
+from penstock.on_thread import completed
 from penstock.request_context import using_adapter
 
 if TYPE_CHECKING:
@@ -70,9 +71,9 @@ class SGLangEngine(ProcessEngine):
     async def sleep(self, level: int = 1, mode: PauseMode = "wait") -> None:
         """As its base; what is paused goes on until it ends."""
         goes_on = self._paused and mode == "wait" and not self._asleep
-        if goes_on:
-            await self._order("/continue_generation", {})
         try:
+            if goes_on:
+                await self._order("/continue_generation", {})
             await super().sleep(level, mode)
         except BaseException:
             if goes_on:
@@ -83,20 +84,22 @@ class SGLangEngine(ProcessEngine):
         async with self._turn:
             if self._paused:
                 return
-            if not self._asleep:
-                await self._halt("retract" if clear_cache and mode == "keep" else _PAUSES[mode], mode)
-            self._paused = True
+            if self._asleep:
+                self._paused = True
+                return
+            try:
+                if mode == "wait":
+                    self._gate.opened.clear()
+                    await self._gate.empty.wait()
+                await completed(self._halt("retract" if clear_cache and mode == "keep" else _PAUSES[mode]))
+            finally:
+                self._gate.opened.set()
         if clear_cache:
             await self.reset_prefix_cache()
 
-    async def _halt(self, word: str, mode: PauseMode) -> None:
-        try:
-            if mode == "wait":
-                self._gate.opened.clear()
-                await self._gate.empty.wait()
-            await self._order("/pause_generation", {"mode": word})
-        finally:
-            self._gate.opened.set()
+    async def _halt(self, word: str) -> None:
+        await self._order("/pause_generation", {"mode": word})
+        self._paused = True
 
     async def resume(self) -> None:
         async with self._turn:
@@ -127,19 +130,23 @@ class SGLangEngine(ProcessEngine):
             raise BadRequest(f"There is no folder {source} with weights.")
         async with self._turn:
             if self._asleep:
-                return await self._take_when_awake(source, version)
-            retracted = mode == "keep" or self._paused
-            if retracted:
-                await self._order("/pause_generation", {"mode": "retract"})
-            try:
-                await self._order("/update_weights_from_disk", _update(source, version, mode))
-                self._weights = source, version
-            except BadRequest as error:
-                why = str(error).replace(str(source), "it")
-                raise BadRequest(f"The weights cannot be taken; SGLang says: {why}") from error
-            finally:
-                if retracted and not self._paused:
-                    await self._order("/continue_generation", {})
+                await self._take_when_awake(source, version)
+            else:
+                await completed(self._take(source, version, mode))  # SGLang goes on with what it has begun
+
+    async def _take(self, source: Path, version: str, mode: PauseMode) -> None:
+        retracted = mode == "keep" or self._paused
+        if retracted:
+            await self._order("/pause_generation", {"mode": "retract"})
+        try:
+            await self._order("/update_weights_from_disk", _update(source, version, mode))
+            self._weights = source, version
+        except BadRequest as error:
+            why = str(error).replace(str(source), "it")
+            raise BadRequest(f"The weights cannot be taken; SGLang says: {why}") from error
+        finally:
+            if retracted and not self._paused:
+                await self._order("/continue_generation", {})
 
     async def _take_when_awake(self, source: Path, version: str) -> None:
         """The new process loads them before it answers. Raises: BadRequest for files it could not read."""

@@ -30,7 +30,6 @@ from penstock.errors import (
     EngineDead,
     EngineStartFailed,
     Error,
-    ModelNotFound,
     PromptTooLong,
     Unavailable,
 )
@@ -143,7 +142,8 @@ class SimEngine(EngineControl):
     async def _admitted(self, adapter: str | None) -> str | None:
         """The adapter of a new request, once it is known that the engine works."""
         await self.check_health()
-        adapter = self.loaded(adapter or using_adapter.get())
+        if (adapter := adapter or using_adapter.get()) is not None and adapter not in self._adapters:
+            raise peft.not_loaded(adapter)
         self._requests += 1
         if self.options.error_every and self._requests % self.options.error_every == 0:
             raise Error("The simulated engine failed, as its option error_every told it to.")
@@ -165,12 +165,6 @@ class SimEngine(EngineControl):
 
     def adapters(self) -> frozenset[str]:
         return frozenset(self._adapters)
-
-    def loaded(self, adapter: str | None) -> str | None:
-        """The adapter itself. Raises: ModelNotFound when it is not loaded."""
-        if adapter is not None and adapter not in self._adapters:
-            raise ModelNotFound(f"The adapter '{adapter}' is not loaded.", param="model")
-        return adapter
 
     async def check_health(self) -> None:
         if self._died.is_set():
@@ -213,10 +207,10 @@ class SimEngine(EngineControl):
         return self._asleep
 
     async def pause(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
-        self._paused = True
-        await self._scheduler.pause(mode)
-        if clear_cache:
-            self._scheduler.forget()
+        async with self._quiet(mode):
+            self._paused = True
+            if clear_cache:
+                self._scheduler.forget()
 
     async def resume(self) -> None:
         self._paused = False
@@ -235,7 +229,9 @@ class SimEngine(EngineControl):
             self._go_on()
 
     def _go_on(self) -> None:
-        if not self._paused and not self._asleep:
+        if self._paused or self._asleep:
+            self._scheduler.freeze()
+        else:
             self._scheduler.resume()
 
     async def reset_prefix_cache(self) -> None:

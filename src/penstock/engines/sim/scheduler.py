@@ -68,7 +68,14 @@ class Scheduler:
                 self._forget(output)
                 counts = output.prompt_tokens, output.cached_tokens
                 deltas.put_nowait(Delta("", (), output.index, "abort", *counts))
+        if not (self._frozen or self.batch.idle()):  # what an earlier pause has held is to finish
+            self._quiet.clear()
+            self._arrived.set()
         await self._quiet.wait()
+
+    def freeze(self) -> None:
+        """Holds what runs, after a pause that was not completed."""
+        self._frozen = True
 
     def resume(self) -> None:
         self.batch.admits, self._frozen = True, False

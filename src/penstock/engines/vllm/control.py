@@ -27,6 +27,7 @@ from penstock.errors import (
     EngineStartFailed,
     Unsupported,
 )
+from penstock.on_thread import completed
 
 log = logging.getLogger(__name__)
 
@@ -65,19 +66,19 @@ class VLLMControl(EngineControl):
         return self._version
 
     async def sleep(self, level: int = 1, mode: PauseMode = "wait") -> None:
-        self._refuse_dead()
         if mode == "keep":
             raise BadRequest("What a sleeping engine held is gone: mode is 'wait' or 'abort'.", param="mode")
         if level not in (1, 2):
             raise BadRequest(f"The level of sleep is 1 or 2, not {level}.", param="level")
         self._refuse_in_gang("sleep")
         async with self._llm.sleep_lock:
+            self._refuse_dead()
             if self.is_sleeping():
                 return
             self._llm.gate.clear()
             try:
                 await self._empty(mode)
-                await self._free(level)
+                await completed(self._free(level))  # a core goes on with what it has begun
             except BaseException:
                 if not self.is_sleeping():
                     await self._go_on()
@@ -138,6 +139,8 @@ class VLLMControl(EngineControl):
             await self._llm.wake_up(tags=[part])
             if part == "weights" and self._level == 2:
                 await self._load(self._weights)
+                if self._weights is not None:
+                    await self._llm.update_weight_version(self._version)
 
     async def _restore_or_end(self) -> None:
         """Gives a new core the last one's weights, or ends it. Raises: EngineStartFailed."""
@@ -166,9 +169,9 @@ class VLLMControl(EngineControl):
                 task.cancel()
 
     async def pause(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
-        self._refuse_dead()
         self._refuse_in_gang("pause")
         async with self._llm.sleep_lock:
+            self._refuse_dead()
             if not self.is_sleeping():
                 try:
                     await self._hold(mode, clear_cache)
@@ -243,23 +246,22 @@ class VLLMControl(EngineControl):
         self._refuse_in_gang("take other weights")
         await asyncio.to_thread(_check_weights, source, Path(self._llm.model_config.model))
         async with self._llm.sleep_lock:
-            if self.is_sleeping():
-                if "weights" in self._awake:
-                    await self._replace(source)
+            self._refuse_dead()
+            if self._has_no_weights():
                 self._weights, self._version = source, version
+                self._level = 2  # those that it has kept are the old ones
                 return
             try:
-                kept = self._paused and mode == "wait"  # a pause holds what runs
-                await self._hold("keep" if kept else mode, clear_cache=True)
-                await self._replace(source)
-                self._weights, self._version = source, version
-                await self._llm.update_weight_version(version)
+                if not self.is_sleeping():
+                    kept = self._paused and mode == "wait"  # a pause holds what runs
+                    await self._hold("keep" if kept else mode, clear_cache=True)
+                await completed(self._replace(source, version))  # workers go on with what they have begun
             finally:
-                if not self._paused:
+                if not (self._paused or self.is_sleeping()):
                     await self._llm.resume_generation()
                     self._llm.gate.set()
 
-    async def _replace(self, source: Path) -> None:
+    async def _replace(self, source: Path, version: str) -> None:
         try:
             await self._load(source)
         except Exception as error:
@@ -270,6 +272,8 @@ class VLLMControl(EngineControl):
         finally:
             await self._llm.reset_prefix_cache()
             await self._restore_adapters()  # taking weights drops them
+        self._weights, self._version = source, version
+        await self._llm.update_weight_version(version)
 
     async def _load(self, source: Path | None) -> None:
         """None: the weights that the engine started with."""
@@ -299,9 +303,12 @@ class VLLMControl(EngineControl):
                 "Deploy the change as a second application and shift the model to it."
             )
 
+    def _has_no_weights(self) -> bool:
+        return self.is_sleeping() and "weights" not in self._awake
+
     def _refuse_asleep(self) -> None:
         self._refuse_dead()
-        if self.is_sleeping() and "weights" not in self._awake:
+        if self._has_no_weights():
             raise Conflict("The engine is asleep; wake it up before.")
 
 

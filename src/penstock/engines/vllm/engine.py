@@ -347,6 +347,8 @@ class VLLMEngine:
     def _refuse(self, sentence: str) -> None:
         self._refusal = self._refusal or sentence
         self._fail_calls(EngineDead(self._refusal))
+        if self._llm is not None:
+            self._llm.gate.set()  # requests that wait there hear of it
 
     def _fail_calls(self, error: Error) -> None:
         """Ends the core's calls under way: vLLM's front-end would wait for them for ever."""

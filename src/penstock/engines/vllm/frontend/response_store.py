@@ -36,6 +36,7 @@ MOST_BYTES = 256 << 20
 
 _ITEMS = 100  # of one page, as OpenAI's
 _UNIQUE = 8  # hexadecimal digits of an item's id, beside those of its response
+_UNKNOWN: tuple[str | None, list[response_items.Item], int] = (None, [], 0)
 
 
 def name_items() -> None:
@@ -66,9 +67,9 @@ class _Ended(ResponseCompletedEvent):
 def keep_responses(state: Any) -> None:
     """Installs the store in the Responses endpoint of vLLM's app, when the model has that endpoint."""
     serving = getattr(state, "openai_serving_responses", None)
-    state.penstock_responses = BoundedStore(serving) if serving is not None else None
-    if serving is not None:
-        _tell_ends(serving)
+    state.penstock_responses = store = BoundedStore(serving) if serving is not None else None
+    if store is not None:
+        _tell_ends(serving, store)
 
 
 def add_calls(app: FastAPI) -> None:
@@ -113,9 +114,9 @@ class BoundedStore:
     def __init__(self, serving: Any) -> None:
         self._serving = serving
         self._create, self._retrieve = serving.create_responses, serving.retrieve_responses
-        self._sizes: dict[str, int] = {}
-        self._inputs: dict[str, tuple[str | None, list[response_items.Item]]] = {}
-        """Of each stored response: the response before it, and its own input items."""
+        self._sizes: dict[str, int] = {}  # of stored responses
+        self._inputs: dict[str, tuple[str | None, list[response_items.Item], int]] = {}
+        """Of each response that is stored, or will be: the one before it, its own input items, its size."""
         self._bytes = 0
         serving.enable_store = True
         serving.create_responses, serving.retrieve_responses = self.create, self.retrieve
@@ -132,10 +133,28 @@ class BoundedStore:
             return error
         if request.store:
             sent = response_items.items(request.input, request.request_id)
-            self._inputs[request.request_id] = request.previous_response_id, sent
-            self._make_room(request.request_id, _size(raw_request))
+            self._inputs[request.request_id] = request.previous_response_id, sent, _size(raw_request)
         self._recall(request)
-        return await self._create(request, raw_request)
+        made = None
+        try:
+            made = await self._create(request, raw_request)
+            return made
+        finally:
+            if not isinstance(made, AsyncGenerator):
+                self._settle(request.request_id)
+
+    @contextmanager
+    def making(self, request: Any) -> Generator[None]:
+        """Around the making of a response: sets the status of a stored one where that raises."""
+        try:
+            yield
+        except Exception:
+            stored = self._serving.response_store.get(request.request_id)
+            if stored is not None and stored.status in ("queued", "in_progress"):
+                stored.status = "failed"
+            raise
+        finally:
+            self._settle(request.request_id)
 
     async def retrieve(self, response_id: str, starting_after: int | None, stream: bool | None) -> Any:
         """vLLM notices that a response has no stored events only after its replay has begun."""
@@ -174,11 +193,15 @@ class BoundedStore:
         return found
 
     def _turns(self, response_id: str) -> list[response_items.Item]:
-        before, own = self._inputs.get(response_id, (None, []))
-        previous = self._serving.response_store.get(before)
-        if before is None or previous is None:
-            return own
-        return [*self._turns(before), *map(response_items.plain, previous.output), *own]
+        turns: list[list[response_items.Item]] = []
+        while True:
+            before, own, _ = self._inputs.get(response_id, _UNKNOWN)
+            turns.append(own)
+            previous = self._serving.response_store.get(before)
+            if before is None or previous is None:
+                return [item for turn in reversed(turns) for item in turn]
+            turns.append([*map(response_items.plain, previous.output)])
+            response_id = before
 
     async def count(self, request: Any) -> Any:
         """The number of tokens of a request's prompt, or the error that the request would get."""
@@ -225,7 +248,7 @@ class BoundedStore:
         for item in response.output if response is not None else ():
             if item.id == item_id:
                 return item
-        for item in self._inputs.get(of, (None, []))[1]:
+        for item in self._inputs.get(of, _UNKNOWN)[1]:
             if item["id"] == item_id:
                 return ResponsesRequest.model_validate({"input": [item]}).input[0]
         return None
@@ -239,11 +262,15 @@ class BoundedStore:
         calls = [item for item in before.output if item.type == "function_call"]
         request.input = [*(call for call in calls if call.call_id not in sent), *request.input]
 
-    def _make_room(self, response_id: str, size: int) -> None:
-        self._sizes[response_id] = size
-        self._bytes += size
-        while len(self._sizes) > MOST_RESPONSES or (self._bytes > MOST_BYTES and len(self._sizes) > 1):
-            self._forget(next(iter(self._sizes)))
+    def _settle(self, response_id: str) -> None:
+        """Makes room for a response that is stored by now; forgets what was to become one that is not."""
+        if response_id not in self._serving.response_store:
+            self._forget(response_id)
+        elif response_id not in self._sizes:
+            self._sizes[response_id] = size = self._inputs.get(response_id, _UNKNOWN)[2]
+            self._bytes += size
+            while len(self._sizes) > MOST_RESPONSES or (self._bytes > MOST_BYTES and len(self._sizes) > 1):
+                self._forget(next(iter(self._sizes)))
 
     def _forget(self, response_id: str) -> None:
         self._bytes -= self._sizes.pop(response_id, 0)
@@ -261,14 +288,14 @@ def _size(raw_request: Any) -> int:
     return int(length) if length.isdigit() else 0
 
 
-def _tell_ends(serving: Any) -> None:
+def _tell_ends(serving: Any, store: BoundedStore) -> None:
     """Has responses tell how they ended. serving: vLLM's OpenAIServingResponses."""
     complete, stream = serving.responses_full_generator, serving.responses_stream_generator
 
     async def responses_full_generator(
         request: Any, params: Any, results: Any, context: Any, *more: Any, **named: Any
     ) -> Any:
-        with _failing(serving, request):
+        with store.making(request):
             response = await complete(request, params, results, context, *more, **named)
         status = _STATUSES.get(_reason(context) or "")
         if status is not None and hasattr(response, "output"):
@@ -284,7 +311,7 @@ def _tell_ends(serving: Any) -> None:
         last = None  # item, whose status is known once the response is made
         if (continued := getattr(serving.engine_client, "continued", None)) is not None:
             continued.announce(params)
-        with _failing(serving, request):
+        with store.making(request):
             async with aclosing(stream(request, params, results, context, *more, **named)) as events:
                 async for event in events:
                     if last is not None:
@@ -327,15 +354,3 @@ def _reason(context: Any) -> str | None:
     """Why generation ended; None while it runs."""
     output = getattr(context, "last_output", None)
     return getattr(output.outputs[0] if output and output.outputs else context, "finish_reason", None)
-
-
-@contextmanager
-def _failing(serving: Any, request: Any) -> Generator[None]:
-    """Sets the status of a stored response whose generation raises."""
-    try:
-        yield
-    except Exception:
-        stored = serving.response_store.get(request.request_id)
-        if stored is not None and stored.status in ("queued", "in_progress"):
-            stored.status = "failed"
-        raise

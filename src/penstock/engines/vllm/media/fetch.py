@@ -68,13 +68,14 @@ class CheckedConnection(HTTPConnection):
     async def get_async_client(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
         if loop not in self._sessions:
-            self._sessions[loop] = await self._session()
+            proxies = frozenset() if self._hosts else await asyncio.to_thread(_proxy_addresses)
+            if loop not in self._sessions:  # another request may have made it meanwhile
+                self._sessions[loop] = self._session(proxies)
         return self._sessions[loop]
 
-    async def _session(self) -> aiohttp.ClientSession:
+    def _session(self, proxies: frozenset[tuple[str, int]]) -> aiohttp.ClientSession:
         if self._hosts:
             return aiohttp.ClientSession(trust_env=True, middlewares=[self._only_named])
-        proxies = await asyncio.to_thread(_proxy_addresses)
         connector = aiohttp.TCPConnector(
             socket_factory=functools.partial(_public_socket, proxies),
             happy_eyeballs_delay=None,  # it tries addresses in tasks, and would treat Refused as their crash
