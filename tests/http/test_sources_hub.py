@@ -64,6 +64,15 @@ def test_a_folder_of_a_repository_is_a_source(hub: Hub):
     assert names(sources.fetch("org/open/adapters/a")) == ["adapter_config.json"]
 
 
+def test_files_from_elsewhere_go_beside_those_of_a_repository(hub: Hub, tmp_path: Path):
+    (tmp_path / "template.jinja").write_text("{{ messages }}")
+    extra = [(str(tmp_path / "template.jinja"), "template.jinja"), ("org/open/adapters/a", "first")]
+    folder = sources.fetch("org/open/adapters", extra)
+    first = "first/adapter_config.json"
+    assert names(folder) == ["a/adapter_config.json", "b/adapter_config.json", first, "template.jinja"]
+    assert (folder / first).read_text() == "{}"
+
+
 def test_a_new_commit_changes_the_stamp_and_the_folder(hub: Hub):
     before, first = sources.version_of("org/open"), sources.fetch("org/open")
     (hub.repositories["org/open"] / "config.json").write_text("[]")

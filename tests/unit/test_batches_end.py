@@ -6,8 +6,10 @@ import asyncio
 import itertools
 import json
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,10 +23,13 @@ from penstock.data.backends.in_process import InProcessEngine
 from penstock.data.backends.protocol import Response
 from penstock.data.job.protocol import WorkerPool
 from penstock.data.job.worker import InProcessPool
+from penstock.data.journal.lock import acquire_lock
 from penstock.data.rows.request import RowRequest
+from penstock.data.storage.paths import LocalPath
 from penstock.engine import Progress, no_progress
 from penstock.errors import Conflict, ModelNotFound, StorageFull, Unavailable
 from penstock.jobs import files, parameters, replicas, runner
+from penstock.jobs.app import _pieces
 from penstock.jobs.batches import FOLDER, JOURNAL
 from penstock.jobs.files import FileStore
 from penstock.jobs.owner import Owner
@@ -418,6 +423,49 @@ async def test_a_batch_whose_cancel_is_stored_before_its_task_knows_ends_cancell
         monkeypatch.setattr(FileStore, "content", content)
         await RunningBatch(record.id, service.jobs._context).run()
         assert batches.get(record.id).status == "cancelled"
+
+
+async def test_counts_that_clients_have_seen_stay_while_a_batch_cannot_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    async with Service(tmp_path) as service:
+        record, batches = await service.stored(), service.jobs.batches
+        known: dict[str, Any] = {"total": ROWS, "completed": 4, "failed": 1}
+        await batches.change(record.id, lambda one: one.to("in_progress", models=["m"], **known))
+        lock = acquire_lock(LocalPath(tmp_path / FOLDER / record.id / JOURNAL))
+        run = asyncio.create_task(RunningBatch(record.id, service.jobs._context).run())
+        await until(lambda: "retrying" in caplog.text)
+        shown = await batches.shown(batches.get(record.id))
+        lock.release()
+        await run
+        assert shown["request_counts"] == known
+        assert batches.get(record.id).completed == ROWS
+
+
+async def test_a_download_that_ends_early_closes_its_file_when_nothing_reads_it_any_more():
+    reading, going_on, seen = threading.Event(), threading.Event(), list[str]()
+
+    class File:
+        def seek(self, at: int) -> None: ...
+
+        def read(self, size: int) -> bytes:
+            reading.set()
+            going_on.wait(20)
+            seen.append("read")
+            return b"x"
+
+        def close(self) -> None:
+            seen.append("closed")
+
+    at: Any = SimpleNamespace(url="file", open=File)
+    piece = asyncio.ensure_future(anext(_pieces(at, range(1))))
+    await asyncio.to_thread(reading.wait, 20)
+    piece.cancel()
+    await asyncio.sleep(0)
+    going_on.set()
+    await asyncio.wait({piece})
+    assert piece.cancelled()
+    assert seen == ["read", "closed"]
 
 
 async def test_rows_of_tenants_share_no_prefix_cache_where_that_is_asked_for():

@@ -1117,6 +1117,15 @@ def test_a_job_from_python_can_go_on_by_the_command(tmp_path: Path, monkeypatch,
     assert batch("in.jsonl", "out.jsonl", config=SIM, params={"stop": ("a",)}).ok == 1
 
 
+@pytest.mark.parametrize("form", [None, "jsonl"])
+async def test_a_job_without_any_input_is_refused(tmp_path: Path, form: str | None):
+    """As of a program whose pattern matches no file."""
+    async with asyncio.timeout(10):
+        with pytest.raises(ConfigError, match="The job has no input"):
+            await job(JobSpec(inputs=(), output=str(tmp_path / "out.jsonl"), input_form=form)).run()
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("own", [signal.default_int_handler, lambda signum, frame: None])
 def test_a_program_has_its_own_handlers_of_signals_again_after_a_job(tmp_path: Path, in_process, own):
     (tmp_path / "in.jsonl").write_text('{"prompt": "x"}\n')

@@ -199,6 +199,7 @@ def test_pictures_of_every_mode_can_be_sent(mode: str):
         ("zip://a::file:///b.png", "is 'zip://a::file:///b.png': there is no such file"),
         ("~nobody-of-this-name/a.png", "is '~nobody-of-this-name/a.png': there is no such file"),
         ("/", "is '/': there is no such file"),
+        ("iVBORw0KGgo" * 1000, "...: there is no such file; give bytes"),
         (5, "is an int; give bytes, a PIL image"),
         (None, "is a part of type 'image' without 'image'"),
         ({"a": 1}, "is a dict with the keys 'a'; give bytes"),

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from interleaving import Start, disturbed
 from interleaving import ended as how_it_ended
+from tests.waiting import until
 
 from penstock.data.backends.protocol import Response
 from penstock.data.execution.retry import RetryPolicy
@@ -350,6 +351,25 @@ async def test_what_runs_when_the_engines_are_lost_ends_with_the_first_reason():
     results = await asyncio.gather(*rows, return_exceptions=True)
     assert [str(result) for result in results] == ["No memory."] * 2
     assert backend.starts == -1
+
+
+async def test_an_outage_whose_rows_were_cancelled_is_not_counted_on():
+    class Away(Obedient):
+        async def send(self, request: RowRequest) -> Response:
+            self.asked["row"] += 1
+            if self.asked["row"] < 3:
+                raise Unavailable("Nobody there.")
+            return Response(200, b"{}")
+
+    backend, outage_s = Away(), 0.05
+    window = Window(backend, RetryPolicy(initial_backoff_s=60, outage_s=outage_s))
+    stopped = asyncio.create_task(window.run(row("row")))
+    await until(lambda: backend.asked["row"])
+    stopped.cancel()
+    await asyncio.wait({stopped})
+    await asyncio.sleep(2 * outage_s)
+    window.retry_policy = RetryPolicy(initial_backoff_s=0.001, outage_s=outage_s)
+    assert (await window.run(row("row"))).state == "ok"
 
 
 async def test_an_outage_without_end_raises():

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import closing
 
 import msgspec
 from starlette.applications import Starlette
@@ -22,6 +21,7 @@ from penstock.data.storage.paths import StoragePath
 from penstock.errors import Error, TooLarge
 from penstock.jobs.owner import owner_of
 from penstock.jobs.service import JobService
+from penstock.on_thread import completed, opened
 from penstock.openai import errors as openai_errors
 
 log = logging.getLogger(__name__)
@@ -159,11 +159,11 @@ def _span(first: str, last: str, size: int) -> range:
 
 async def _pieces(at: StoragePath, span: range) -> AsyncIterator[bytes]:
     """Raises: Unavailable, SourceNotFound, OSError."""
-    with closing(await asyncio.to_thread(at.open)) as file:
-        await asyncio.to_thread(file.seek, span.start)
+    async with opened(at.open, lambda file: file.close()) as file:
+        await completed(asyncio.to_thread(file.seek, span.start))
         left = len(span)
         while left:
-            piece = await asyncio.to_thread(file.read, min(_PIECE_BYTES, left))
+            piece = await completed(asyncio.to_thread(file.read, min(_PIECE_BYTES, left)))
             if not piece:
                 raise EOFError(f"'{at.url}' has become shorter.")
             left -= len(piece)

@@ -204,7 +204,8 @@ class RunningBatch(ProgressListener):
         try:
             return await job.run()
         finally:
-            self.on_tick(job.stats)  # since the last tick
+            if job.stats.completed:  # else it may not know yet what earlier runs have completed
+                self.on_tick(job.stats)  # since the last tick
             self._job = None
             await asyncio.gather(*self._finalizing, return_exceptions=True)  # the next status replaces it
 

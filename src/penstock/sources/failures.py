@@ -89,6 +89,8 @@ def classify(error: BaseException) -> FailureCause:
         return FailureCause(str(error), retryable=True)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return FailureCause("there is no space left on the disk")
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return _NO_FILE  # as of base64 where a path is expected
     if isinstance(error, PermissionError):
         return (
             FailureCause(f"this user has no permission for {error.filename}") if error.filename else _DENIED

@@ -70,6 +70,7 @@ class Window:
         self._restart: asyncio.Task[None] | None = None
         self._restarted_at = 0.0
         self._deaths_in_a_row = 0
+        self._running = 0
         self._outage_since: float | None = None
         self._refused: dict[_Row, float] = {}
         self._answered_at = 0.0
@@ -94,6 +95,7 @@ class Window:
         row = _Row(request, deaths)
         if deaths:
             self._suspects.add(row)
+        self._running += 1
         try:
             async with asyncio.timeout(None) as limit:
                 outcome = await self._run_tries(row, limit)
@@ -103,7 +105,12 @@ class Window:
                 "deadline_exceeded",
                 f"No answer within its deadline of {self.retry_policy.deadline_s} s.",
             )
+        except asyncio.CancelledError:
+            if self._running == 1:  # without rows nothing tells when the outage ends
+                self._outage_since = None
+            raise
         finally:
+            self._running -= 1
             if row in self._suspects:
                 self._suspects.discard(row)
                 self._admit()

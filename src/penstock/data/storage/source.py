@@ -142,8 +142,11 @@ class InputFiles(msgspec.Struct, frozen=True, rename={"format": "form"}):
 def find_input(inputs: Sequence[str], format_name: str | None = None) -> InputFiles:
     """The files at paths and in folders, and those that patterns match.
 
-    Raises: SourceNotFound; Unavailable; ConfigError for a pipe, an unknown format, and several formats.
+    Raises: SourceNotFound; Unavailable; ConfigError for a pipe, an unknown format, several formats, and no
+    inputs.
     """
+    if not inputs:
+        raise ConfigError("The job has no input: name a file, a folder, or a pattern.")
     parts: dict[str, InputFile] = {}
     for pattern in inputs:
         for path, file in expand_glob(pattern):
