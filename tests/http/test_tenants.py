@@ -234,8 +234,15 @@ async def test_a_change_of_the_file_reaches_the_gateway_and_a_broken_one_does_no
     assert caplog.text.count("stay as they were") == 3
 
 
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ESTALE, os.strerror(errno.ESTALE)), RuntimeError("can't start new thread")]
+)
 async def test_a_file_that_cannot_be_read_for_a_while_is_read_once_it_can(
-    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error: Exception,
+    served: Served,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ):
     file = tmp_path / "keys.yaml"
     file.write_text(f"keys: [{{tenant: ann, name: k, hash: '{hashed(ANN)}'}}]")
@@ -247,7 +254,7 @@ async def test_a_file_that_cannot_be_read_for_a_while_is_read_once_it_can(
         if path != file or len(tries) == 2:
             return read(path, *args, **named)
         tries.append(path)
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        raise error
 
     monkeypatch.setattr(Path, "read_text", away)
     file.write_text(f"keys: [{{tenant: bob, name: k, hash: '{hashed(BOB)}'}}]")

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from penstock.config.schema.versions import CanaryConfig
-from penstock.metrics import FIRST_TOKEN, INTER_TOKEN, Buckets
-from penstock.serve.control.canary import Canaries, _Canary, fault
+from penstock.config.schema.versions import CanaryConfig, VersionConfig
+from penstock.metrics import FIRST_TOKEN, INTER_TOKEN, Buckets, GatewayMetrics
+from penstock.serve.control.canary import _WIDTH, Canaries, _Canary, fault
 from penstock.serve.control.state import CanaryReport
+from penstock.serve.routing.split import Splits
 
 pytestmark = pytest.mark.parity("X15")
 
@@ -67,9 +68,8 @@ def clean(seed: int) -> bool:
                 side[1] += draws.random() < 0.01
                 side[2].observe(draws.lognormvariate(-2, 0.8))
                 side[3].observe(draws.lognormvariate(-4, 0.4))
-        canary.hear(
-            "g", [number for one in sides for number in (*one[:2], *one[2].numbers(), *one[3].numbers())]
-        )
+        counts = [number for one in sides for number in (*one[:2], *one[2].numbers(), *one[3].numbers())]
+        canary.hear("g", CanaryReport("", {}, counts))
         canary.look(now)
     return "has passed" in canary.outcome
 
@@ -131,6 +131,30 @@ def test_a_canary_is_taken_back_though_its_outcome_cannot_be_stored(tmp_path: Pa
     control.database.close()
     assert control.step(1, failed=20) == 0
     assert len(control.changes) == before + 1
+
+
+def test_a_full_disk_keeps_no_canary_from_its_begin(tmp_path: Path):
+    control = Control(tmp_path / "db")
+    control.database.execute("PRAGMA query_only = ON")
+    assert control.pass_time(counted(0), counted(0)) == 5
+
+
+def test_versions_that_come_and_go_beside_a_canary_are_not_counted_as_requests(tmp_path: Path):
+    canaries = {"b": BOUNDS}
+    versions = {one: VersionConfig(of="qwen", name=one, canary=canaries.get(one)) for one in "abc"}
+    metrics, control = GatewayMetrics(), Control(tmp_path / "db")
+    splits = Splits(metrics)
+    for beside in ("ac", "a", "ac", "ac"):
+        splits.follow({one: versions[one] for one in ("b", *beside)})
+        for one, requests in [("b", 30), *((one, 300) for one in beside)]:
+            for number in range(requests):
+                splits.ended(one, failed=number < 10)
+                metrics.model(one).on("/v1/chat/completions").first_token.observe(0.1)
+        control.canaries.hear("g", splits.reports())
+        control.canaries.look(control.now)
+        (canary,) = control.canaries._canaries.values()
+        assert canary.sum[_WIDTH] in (0, 600)
+    assert (canary.sum[0], canary.sum[_WIDTH]) == (30, 600)
 
 
 def test_a_full_disk_hides_no_canary_from_the_next_control(tmp_path: Path):

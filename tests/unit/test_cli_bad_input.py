@@ -6,7 +6,9 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from unittest import mock
 
 import pytest
@@ -14,12 +16,14 @@ import pytest
 from penstock.cli import main
 from penstock.cli.batch import run as batch_run
 from penstock.cli.batch import submit
+from penstock.cli.client.fleet import _who
 from penstock.cli.client.service import Service
 from penstock.cli.models import check, precheck
 from penstock.cli.models.options import Arguments
 from penstock.cli.models.plan import make_plan
 from penstock.cli.process import guard
 from penstock.cli.serve import startup
+from penstock.config import Settings
 from penstock.data.backends import ray_cluster
 from penstock.errors import ConfigError
 
@@ -37,9 +41,22 @@ FILES = {
     "date.yaml": b"a: 2026-13-40",
     "itself.yaml": b"a: &a [*a]\n",
     "unknown.yaml": b"model_loading_config: {model_id: m}\nllm_engin: sim\n",
+    "tag.yaml": b"a: !!bool maybe",
+    "number.yaml": b"a: !!int ''",
+    "long.yaml": b"model_loading_config: {model_id: m, model_source: /%b}" % (b"a" * 300),
+    "keys.yaml": b"llm_configs: [demo.yaml]\ngateway: {keys_file: /%b}" % (b"a" * 300),
+    "version.yaml": b"model_loading_config: {model_id: m}\nversions: [{name: a, model_loading_config: 5}]",
+    "demo.yaml": b"model_loading_config: {model_id: m}\nllm_engine: sim\n",
+    "list.jsonl": b"[1]",
+    "huge.jsonl": b'{"timestamp": 1, "input_length": 1e999, "output_length": 5}',
     "prompts.jsonl": b"no JSON",
 }
-URLS = ["", "http://", "ftp://host", "http://host:port", "http://[::1", "http://a b", "http://host:0"]
+_FAULTY = [name for name in FILES if name.endswith(".yaml") and name not in ("demo.yaml", "long.yaml")]
+LONG = "a" * 300
+URLS = [
+    *("", "http://", "ftp://host", "http://host:port", "http://[::1", f"http://{'a' * 64}"),
+    *("http://a b", "http://host:0"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +95,13 @@ def ended(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
 
 
 BAD: list[tuple[list[str], str]] = [
-    *((["check", name], name) for name in [*list(FILES)[:-1], "folder.yaml", "missing.yaml"]),
+    *((["check", name], name) for name in [*_FAULTY, "folder.yaml", "missing.yaml"]),
+    (["serve", "long.yaml"], "long.yaml:1: model_loading_config.model_source: '/aaa"),
+    (["check", f"/{LONG}"], "cannot be read: File name too long"),
+    (["check", "demo", "--hf-overrides", "{"], "--hf-overrides:1:2: is not valid YAML"),
+    (["check", "demo", "--hf-overrides", "3"], "--hf-overrides is '3'; must be a mapping"),
+    (["check", "demo", "--max-model-len", "9" * 400], "must be a number"),
+    (["check", "demo", "--gpu", f"{'9' * 400}GiB"], "unknown GPU"),
     (["check"], "Missing argument"),
     *((["serve", name], name) for name in ("binary.yaml", "unknown.yaml", "missing.yaml")),
     (["serve", "./no-such-model"], "no-such-model' does not exist"),
@@ -88,6 +111,9 @@ BAD: list[tuple[list[str], str]] = [
     (["serve", "--engine", "sim", "--max-modl-len", "5"], "max_model_len"),
     (["serve", "--engine", "sim", "--prot", "5"], "--port"),
     (["serve", "--engine", "sim", "--max-model-len"], "needs a value"),
+    (["serve", "--engine", "sim", "--reply", "["], "--reply:1:2: is not valid YAML"),
+    (["serve", "--engine", "sim", "--host", LONG], "is not an address of this machine"),
+    (["serve", "--engine", "sim", "--address", f"{LONG}:1"], "No Ray cluster answers"),
     (["serve", "--replicas", "none"], "--replicas"),
     *((["chat", "--url", url], "http://host:8000") for url in URLS),
     (["chat", "--url", NOBODY], "Nothing answers"),
@@ -98,13 +124,14 @@ BAD: list[tuple[list[str], str]] = [
     (["ctl", "pause", "--mode", "nonsense"], "abort"),
     (["ctl", "sleep", "--level", "3"], "--level"),
     (["ctl", "rpc", "method", "no JSON"], "not valid JSON"),
-    *((["bench", url], "http://host:8000") for url in URLS[:5]),
+    *((["bench", url], "http://host:8000") for url in URLS[:6]),
     (["bench", NOBODY], "Nothing answers"),
     (["bench", NOBODY, "--concurrency", "x"], "--concurrency"),
     (["bench", NOBODY, "--slo", "ttft"], "--slo"),
     (["bench", NOBODY, "--prompts", "prompts.jsonl"], "prompts.jsonl, line 1"),
     (["bench", NOBODY, "--prompts", "missing.jsonl"], "missing.jsonl"),
-    (["bench", NOBODY, "--trace", "prompts.jsonl"], "prompts.jsonl"),
+    *((["bench", NOBODY, "--trace", name], name) for name in ("prompts.jsonl", "list.jsonl", "huge.jsonl")),
+    (["history", "--from", f"/{LONG}"], "cannot be read: File name too long"),
     (["bench", NOBODY, "--body", "{"], "--body"),
     (["bench", NOBODY, "--json", "/no/such/folder"], "cannot be written"),
     (["batch", "rseume", "out.jsonl"], "Did you mean 'resume'"),
@@ -127,6 +154,49 @@ def test_bad_input_ends_with_a_sentence(words: list[str], says: str, ended):
     assert says in said
     assert "Traceback" not in said
     assert "fault of Penstock" not in said
+
+
+FOREIGN = [
+    *(["models"], ["chat"], ["status"], ["batches", "list"], ["batches", "show", "x"], ["ctl", "status"]),
+    *(["ctl", "sleep"], ["history"], ["usage"], ["audit"], ["rollback"], ["plan", "demo.yaml"]),
+    *(["add", "demo"], ["remove", "m"], ["apply", "--from", "here"]),
+]
+
+
+class Elsewhere(BaseHTTPRequestHandler):
+    """Any other server, whose errors are JSON, too."""
+
+    def do_GET(self) -> None:
+        self.send_response(404)
+        self.end_headers()
+        self.wfile.write(b'{"detail": "Not Found"}')
+
+    do_POST = do_PUT = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("words", FOREIGN, ids=[" ".join(words) for words in FOREIGN])
+def test_another_server_s_errors_end_with_a_sentence(words: list[str], elsewhere: str, ended):
+    code, err = ended(*words, "--url", elsewhere)
+    assert (code, "answered with status 404: {" in err) == (1, True), err
+
+
+def test_who_has_no_name_applies_by_number(monkeypatch: pytest.MonkeyPatch):
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME", "HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
+    assert _who().startswith("user 4000000@")
+    assert Settings.read({"PENSTOCK_CACHE": "/cache"}).cache_folder() == Path("/cache")
 
 
 def test_a_misspelt_variable_is_told_by_each_command(ended, monkeypatch: pytest.MonkeyPatch):

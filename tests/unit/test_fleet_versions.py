@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -19,16 +20,17 @@ from bucket import s3_server
 from ray.exceptions import ActorUnavailableError
 from tests.waiting import until
 
-from penstock.cli.client.fleet import FleetChange, _followed, _stored, history
+from penstock.cli.client.fleet import FleetChange, _followed, _stored, apply_planned, history, rollback
 from penstock.cli.client.service import AdminTarget
 from penstock.config import LLMServingArgs
-from penstock.config.fleet.plan import FleetPlan
+from penstock.config.fleet.plan import FleetPlan, plan
 from penstock.config.schema.settings import Settings
 from penstock.errors import (
     ConfigError,
     Conflict,
     NotFound,
     PreconditionFailed,
+    Unauthorized,
     Unavailable,
     reasons,
     sentence,
@@ -36,7 +38,7 @@ from penstock.errors import (
 from penstock.serve.builders import versions as versions_of
 from penstock.serve.control import application, stored_fleet
 from penstock.serve.control.desired import DesiredStates
-from penstock.serve.control.fleet import APPLIED, APPLYING, SUPERSEDED, FleetVersions
+from penstock.serve.control.fleet import APPLIED, APPLYING, SUPERSEDED, FleetVersions, _not_here
 
 START = {"gateway": {"api_key": "a-secret-of-the-command"}}
 
@@ -110,6 +112,49 @@ async def test_a_plan_compares_with_what_was_deployed_and_not_with_code_as_it_is
     code.rename(moved)
     del sys.modules[code.stem]
     assert (await versions.plan(hooked(moved.stem)))["restarts"] == ["LLMServer:a"]
+
+
+async def test_an_apply_is_recorded_as_a_whole_or_not_at_all(file: Path):
+    class Long(WithoutRay):
+        async def _apply(self, version: int, wait_s: float = 0.0) -> None:
+            await asyncio.Event().wait()
+
+    def refused(action: int, table: str | None, *_: object) -> int:
+        is_second = (action, table) == (sqlite3.SQLITE_UPDATE, "fleet")
+        return sqlite3.SQLITE_DENY if is_second else sqlite3.SQLITE_OK
+
+    def outcomes() -> list[str]:
+        return [one.outcome for one in versions.history()]
+
+    database = DesiredStates(file).connection
+    versions = Long(database, "app")
+    versions.record(START, fleet("a"), "penstock serve")
+    await versions.apply(fleet("b"), "ada")
+    goes_on = versions._applying
+    assert goes_on is not None
+    database.set_authorizer(refused)  # as if control were killed there, or its disk full
+    with pytest.raises(sqlite3.Error):
+        await versions.apply(fleet("c"), "bob", take_over=True)
+    database.set_authorizer(None)
+    assert outcomes() == [APPLYING, APPLIED]
+    assert not goes_on.cancelling()
+    await versions.apply(fleet("c"), "bob", take_over=True)
+    assert outcomes() == [APPLYING, f"{SUPERSEDED} by version 3, by bob", APPLIED]
+    assert goes_on.cancelling()
+    versions.close()
+
+
+def test_more_replicas_of_what_is_not_here_are_refused():
+    def of(count: int) -> LLMServingArgs:
+        (model,) = fleet("a")["llm_configs"]
+        more = {"lora_config": {"dynamic_lora_loading_path": "/no/such"}}
+        return LLMServingArgs.parse(
+            {"llm_configs": [{**model, **more, "deployment_config": {"num_replicas": count}}]}
+        )
+
+    (said,) = _not_here(plan(of(1), of(2)), of(2))
+    assert "'/no/such' does not exist on this machine" in said
+    assert _not_here(plan(of(2), of(1)), of(1)) == []
 
 
 class Deployed(FleetVersions):
@@ -291,6 +336,57 @@ def test_a_service_that_restarts_is_waited_for_and_one_that_is_lost_for_a_minute
     with pytest.raises(Unavailable, match=r"at URL for 0.25 s: .* version 9") if is_lost else nullcontext():
         assert _followed(Restarting("URL", None), 9) == 0
     assert ("Nothing answers at URL; still waiting" in capsys.readouterr().out) or not is_lost
+
+
+PLANNED: dict[str, Any] = {
+    "models": [],
+    "restarts": [],
+    "notes": [],
+    "gpus": [0, 0, 0],
+    "version": 8,
+    "is_empty": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "before", "after", "url", "key"),
+    [
+        ("port", 8000, 9000, "http://box:9000", "old"),
+        ("tls", None, {"cert": "c", "key": "k"}, "https://box:8000", "old"),
+        ("port", 7000, 9000, "http://box:8000", "old"),  # something in between listens on 8000
+        ("admin_key", "*" * 10, "*" * 10, "http://box:8000", "new"),
+    ],
+)
+def test_an_apply_is_followed_to_where_the_gateway_is_then(
+    path: str, before: Any, after: Any, url: str, key: str, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    class Changing(FleetChange):
+        def ask(self, method: str, *_words: Any, **_options: Any) -> dict[str, Any]:
+            if method == "PUT":
+                return {"version": 9}
+            if self.url != url:
+                raise Unavailable("Nothing answers.") from ConnectionRefusedError()
+            if self.admin_key != key:
+                raise Unauthorized("The key is wrong.")
+            return {"held_up": [], "data": [{"version": 9, "outcome": "applied"}]}
+
+    for name, seconds in (("_LOOK_S", 0.01), ("_SILENT_S", 0.02), ("_LOST_S", 0.25)):
+        monkeypatch.setattr(f"penstock.cli.client.fleet.{name}", seconds)
+    planned = {**PLANNED, "gateway": [{"path": path, "before": before, "after": after, "cost": "gateway"}]}
+    target, new = Changing("http://box:8000", "old"), {"gateway": {"admin_key": key}}
+    assert apply_planned(target, new, planned) == 0
+    assert (f"The service is at {url} now" in capsys.readouterr().out) == (url != target.url)
+
+
+def test_an_apply_that_takes_its_admin_key_away_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch):
+    class Locked(FleetChange):
+        def ask(self, method: str, *_words: Any, **_options: Any) -> dict[str, Any]:
+            if method == "POST":
+                return {"version": 9, "plan": {**PLANNED, "gateway": []}}
+            raise Unauthorized("The key is wrong.")
+
+    with pytest.raises(Unauthorized, match=r"The key is wrong. Version 9 is applied all the same"):
+        rollback(Locked("http://box:8000", "old"))
 
 
 @pytest.fixture(params=["folder", "bucket"])

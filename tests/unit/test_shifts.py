@@ -86,6 +86,12 @@ async def test_a_move_waits_for_what_the_replicas_before_it_have_open(monkeypatc
         there.table.release(before)
         there.table.acquire(new)
         await there.until("next", 0)
+        there.wanted = {"m": "third"}  # the one in between may be deleted now
+        await there.until_followed("third")
+        there.runs("third", "newest")
+        await there.until("third", 1)
+        assert there.seen.keys() == {"own", "third"}
+        assert shifts.handles("m") == ["own", "third"]
     finally:
         shifts.close()
 
@@ -106,6 +112,7 @@ async def test_a_move_that_is_taken_back_leaves_no_replica_of_the_other_applicat
         there.wanted = {}
         await until(lambda: not shifts._shifting)
         assert {replica.id for replica in there.table.members("m")} == {"old"}
+        assert [*there.seen] == ["own"]
     finally:
         shifts.close()
 

@@ -48,7 +48,7 @@ def parse_devices(text: str, more: str) -> Devices:
     name, _, number = text.partition(":")
     if not re.fullmatch(r"[1-9]\d*", number or "1"):
         raise ConfigError(f"--gpu {text}: {number!r} is no number of GPUs; write `H100:8`.")
-    if size := re.fullmatch(r"(\d+(?:\.\d+)?)GiB", name, re.IGNORECASE):
+    if size := re.fullmatch(r"(\d{1,6}(?:\.\d+)?)GiB", name, re.IGNORECASE):
         return Devices("GPU", int(number or 1), int(float(size[1]) * GIB))
     own = re.findall(r"([^=,\s]+)\s*=\s*(\d+(?:\.\d+)?)", more)
     table = USABLE_GIB | {known: float(gib) for known, gib in own}

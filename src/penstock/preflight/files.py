@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from os.path import expanduser
+from os.path import expanduser, isdir
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ class ModelFiles:
         Raises: SourceNotFound, DownloadFailed.
         """
         folder = Path(expanduser(source.removeprefix("file://")))
-        if not folder.is_dir():
+        if not isdir(folder):
             folder = sources.fetch(source, only=_SMALL, tries=1)
             with suppress(DownloadFailed):  # then from the hub's cache
                 return cls(folder, sources.sizes(source))

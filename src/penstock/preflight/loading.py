@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from os.path import expanduser
+from os.path import exists, expanduser
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def of_values(arguments: Mapping[str, Any]) -> Iterator[Mistake]:
             hint = f" Did you mean {guess!r}?" if guess else ""
             yield Mistake(f"{value!r} is not known.{hint} There are: {', '.join(allowed)}.", name)
     tokenizer = str(arguments.get("tokenizer"))
-    if tokenizer.startswith(("/", "./", "../", "~")) and not Path(expanduser(tokenizer)).exists():
+    if tokenizer.startswith(("/", "./", "../", "~")) and not exists(expanduser(tokenizer)):
         yield Mistake(f"there is no folder {tokenizer!r}. Correct it, or give a hub id.", "tokenizer")
 
 

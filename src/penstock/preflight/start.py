@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
-from os.path import expanduser
+from os.path import expanduser, isdir
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def examined(
     own = config.server_cls or config.callback_config.callback_class or Settings.read().engine_cls
     source = config.model_source.removeprefix("file://")
     asked = ask_hub and "://" not in source and not source.startswith(("/", ".", "~"))
-    if own or config.engine_name != "vllm" or not (asked or Path(expanduser(source)).is_dir()):
+    if own or config.engine_name != "vllm" or not (asked or isdir(expanduser(source))):
         return None
     lora = config.lora_config.dynamic_lora_loading_path if config.lora_config else None
     adapters = Path(expanduser(str(lora).removeprefix("file://"))).glob("*/adapter_config.json")
@@ -117,7 +118,7 @@ def missing_folders(config: LLMConfig) -> list[str]:
     None where nothing reads it, or the user's own code may make it.
     """
     shadow = config.version and config.version.shadow
-    if shadow and shadow.answers and not (folder := Path(shadow.answers).parent).is_dir():
+    if shadow and shadow.answers and not isdir(folder := Path(shadow.answers).parent):
         where = config.location
         is_entry = where.path[-2:-1] == ("versions",)
         where = replace(where, path=where.path[:-2]) if is_entry else where / "version"
@@ -136,16 +137,22 @@ def missing_folders(config: LLMConfig) -> list[str]:
         if isinstance(source, str) and source.startswith(("/", "./", "../", "~", "file://"))
     }
     return [
-        (config.location / section / field).says(
-            f"'{path}' does not exist on this machine.{_neighbour(path)}"
-        )
+        (config.location / section / field).says(f"'{path}' {why}")
         for (section, field), path in paths.items()
-        if not path.exists()
+        if (why := _unread(path))
     ]
 
 
-def _neighbour(path: Path) -> str:
-    """The folder beside it that was probably meant."""
-    found = [one.name for one in path.parent.iterdir() if one.is_dir()] if path.parent.is_dir() else []
-    guess = nearest(path.name, found)
-    return f" Did you mean '{path.parent / guess}'?" if guess else ""
+def _unread(path: Path) -> str | None:
+    """Why nothing can be read there, and the folder beside it that was probably meant."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        with suppress(OSError):
+            guess = nearest(path.name, [one.name for one in path.parent.iterdir() if one.is_dir()])
+            if guess:
+                return f"does not exist on this machine. Did you mean '{path.parent / guess}'?"
+        return "does not exist on this machine."
+    except OSError as error:  # in a folder that is closed to this user, or with a name that is too long
+        return f"cannot be read: {error.strerror}."
+    return None

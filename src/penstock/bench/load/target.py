@@ -17,10 +17,10 @@ def parsed(url: str) -> SplitResult:
     """
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
-        plain = url.isprintable() and " " not in url
+        plain = url.isprintable() and " " not in url and (parts.hostname or "").encode("idna")
         if plain and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return parts._replace(path=parts.path.rstrip("/").removesuffix("/v1"))
-    except ValueError:  # a port that is not a number, half an IPv6 address
+    except ValueError:  # a port that is not a number, half an IPv6 address, a name that no host can have
         pass
     raise ConfigError(f"{url!r} is not the address of a service; write one like http://host:8000.")
 

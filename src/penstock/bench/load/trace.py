@@ -51,7 +51,7 @@ def read_trace(path: Path, *, speed: float = 1.0) -> tuple[Arrival, ...]:
     try:
         for row in _rows(path, lines):
             found.append(_arrival({key.strip().lower(): value for key, value in row.items() if key}))
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise ConfigError(
             f"{path}: request {len(found) + 1} cannot be used ({error}); a row needs a "
             "timestamp, input_length and output_length (see docs/operate/bench.md)."

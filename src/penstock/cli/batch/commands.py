@@ -268,8 +268,7 @@ def _engines(words: tuple[str, ...], given: EnginesToUse, command: CommandOption
 
 def _defaults(params: list[str], max_tokens: int | None) -> dict[str, Any]:
     """Raises: ConfigError."""
-    import yaml
-
+    from penstock.config.loading import yaml_source
     from penstock.data.rows.coerce import to_json
 
     found: dict[str, Any] = {}
@@ -278,9 +277,9 @@ def _defaults(params: list[str], max_tokens: int | None) -> dict[str, Any]:
         if not equals or not name:
             raise ConfigError(f"--param {param!r} must be NAME=VALUE, as in temperature=0.")
         try:
-            found[name] = to_json(yaml.safe_load(value), f"--param {name}")
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--param {param!r} is not YAML; quote it, as in 'stop=\"[1\"'.") from error
+            found[name] = to_json(yaml_source.parse(value, f"--param {name}")[0], f"--param {name}")
+        except ConfigError as error:
+            raise ConfigError(f"{error} Quote a text: 'stop=\"[1\"'.") from error
         except BadRequest as error:
             raise ConfigError(str(error)) from error
     if max_tokens is not None and found.setdefault("max_tokens", max_tokens) != max_tokens:

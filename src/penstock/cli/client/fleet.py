@@ -8,15 +8,17 @@ import os
 import re
 import socket
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
+from penstock.bench.load.target import parsed
 from penstock.cli.client.service import AdminTarget
 from penstock.cli.models.options import Json
-from penstock.errors import ConfigError, Unavailable, sentence
+from penstock.errors import ConfigError, Unauthorized, Unavailable, sentence
 from penstock.options import option
 
 _LOOK_S = 0.5
@@ -162,7 +164,8 @@ def apply_planned(target: FleetChange, fleet: dict[str, Any], planned: dict[str,
         return 0
     body = {"fleet": fleet, "who": _who(), "take_over": target.take_over} | ({"what": what} if what else {})
     match = {"if-match": f'"{planned["version"]}"'}
-    return _followed(target, target.ask("PUT", "fleet", body, **match)["version"])
+    version = target.ask("PUT", "fleet", body, **match)["version"]
+    return _followed(target, version, planned["gateway"], fleet.get("gateway", {}).get("admin_key"))
 
 
 def rollback(
@@ -175,7 +178,8 @@ def rollback(
     body = {"who": _who(), "take_over": target.take_over} | ({} if version is None else {"version": version})
     found = target.ask("POST", "fleet/rollback", body)
     _show(found["plan"])
-    return 0 if found["plan"]["is_empty"] else _followed(target, found["version"])
+    gateway = found["plan"]["gateway"]
+    return 0 if found["plan"]["is_empty"] else _followed(target, found["version"], gateway)
 
 
 def history(target: AdminTarget, *, storage: _From = None, as_json: Json = False) -> None:
@@ -241,7 +245,11 @@ def _plain(text: str) -> str:
 
 
 def _who() -> str:
-    return f"{getpass.getuser()}@{socket.gethostname()}"
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in some containers
+        user = f"user {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -276,22 +284,42 @@ def _show_changes(changes: list[dict[str, Any]]) -> None:
         print(f"    {change['path']}: {before} -> {after}  ({change['cost']})")
 
 
-def _followed(target: FleetChange, version: int) -> int:
+def _followed(
+    target: FleetChange, version: int, gateway: Sequence[Mapping[str, Any]] = (), key: str | None = None
+) -> int:
     """Says what becomes of a version that is being applied. Returns the exit code.
 
-    Raises: Unavailable when nothing answers for a minute.
+    gateway: its changes, as a plan has them. key: its admin key then, if it is known.
+    Raises: Unavailable when nothing answers for a minute; Unauthorized where the admin key is another one.
     """
     print(f"Applying version {version}.")
+    moved = replace(target, url=_url_after(target.url, gateway), admin_key=key or target.admin_key)
     try:
-        return _waited(target, version)
+        return _waited(target, moved, version)
     except KeyboardInterrupt:
         print(f"Version {version} is applied all the same; `penstock history` shows the outcome.")
         raise
 
 
-def _waited(target: FleetChange, version: int) -> int:
-    """Says what holds it up, and its outcome. Returns the exit code."""
+def _url_after(url: str, gateway: Sequence[Mapping[str, Any]]) -> str:
+    """The service's address once its gateway has changed, if nothing in between has another one."""
+    changed = {one["path"]: (one["before"], one["after"]) for one in gateway}
+    if not changed.keys() & {"port", "tls"}:
+        return url
+    parts = parsed(url)
+    host, port = parts.netloc.removesuffix(f":{parts.port}"), parts.port
+    if "port" in changed and changed["port"][0] == port:
+        port = changed["port"][1]
+    scheme, (before, after) = parts.scheme, changed.get("tls", (None, None))
+    if scheme == ("https" if before else "http"):
+        scheme = "https" if after else "http"
+    return parts._replace(scheme=scheme, netloc=f"{host}:{port}" if port else host).geturl()
+
+
+def _waited(target: FleetChange, moved: FleetChange, version: int) -> int:
+    """Says what holds it up, and its outcome. Returns the exit code. moved: the same after the change."""
     shown: set[str] = set()
+    began_at, is_refused = target.url, False
     heard = time.monotonic()
     deadline = heard + target.wait
     while time.monotonic() < deadline:
@@ -299,23 +327,31 @@ def _waited(target: FleetChange, version: int) -> int:
         try:
             found = target.ask("GET", "fleet", None, _LOOK_ANSWER_S)
             rows = target.ask("GET", "fleet/history", None, _LOOK_ANSWER_S)["data"]
+        except Unauthorized as error:
+            if is_refused or moved == target:
+                raise Unauthorized(
+                    f"{error} Version {version} is applied all the same; `penstock history` shows the "
+                    "outcome."
+                ) from error
+            target, moved, is_refused = moved, target, True
+            continue
         except Unavailable as error:  # the gateway restarts, or it says that control does
+            if error.__cause__:
+                target, moved = moved, target
             silent_s = time.monotonic() - heard if error.__cause__ else 0.0
             if not silent_s:
                 heard = time.monotonic()
             elif silent_s > _LOST_S:
                 raise Unavailable(
-                    f"Nothing has answered at {target.url} for {_LOST_S:g} s: the service has ended, or "
+                    f"Nothing has answered at {began_at} for {_LOST_S:g} s: the service has ended, or "
                     f"cannot be reached. What became of version {version}, `penstock history` shows when it "
                     "answers again."
                 ) from error
             elif silent_s > _SILENT_S and "" not in shown:
                 shown.add("")
-                print(
-                    f"    Nothing answers at {target.url}; still waiting, up to {_LOST_S:g} s for an answer."
-                )
+                print(f"    Nothing answers at {began_at}; still waiting, up to {_LOST_S:g} s for an answer.")
             continue
-        heard = time.monotonic()
+        heard, is_refused = time.monotonic(), False
         shown.discard("")
         versions = {one["version"]: one for one in rows}
         if (one := versions.get(version)) is None:
@@ -325,6 +361,8 @@ def _waited(target: FleetChange, version: int) -> int:
             return _FAILED
         if one["outcome"] != "applying":
             print(f"Version {version}: {sentence(one['outcome'])}")
+            if target.url != began_at:
+                print(f"The service is at {target.url} now.")
             if one["outcome"].startswith("failed"):
                 print("`penstock rollback` goes back to the last version that was applied.")
             return 0 if one["outcome"] == "applied" else _FAILED

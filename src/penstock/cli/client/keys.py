@@ -203,7 +203,9 @@ def _until(text: str) -> str:
 
 
 def _day(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="minutes").replace("+00:00", "Z")
+    latest = datetime.max.replace(tzinfo=UTC).timestamp() - 1  # keys may be said to end later
+    at = datetime.fromtimestamp(min(seconds, latest), UTC)
+    return at.isoformat(timespec="minutes").replace("+00:00", "Z")
 
 
 def _limit(text: str) -> tuple[str, float]:

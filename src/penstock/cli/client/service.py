@@ -90,14 +90,17 @@ class Service:
         timeout_s: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """The JSON object of a response without an `error`, whatever its status. Raises: Error."""
+        """The JSON object of a response. Raises: Error for one that says an `error`, or that others than a
+        service of Penstock give.
+        """
         with closing(self.send(method, path, body, timeout_s=timeout_s, headers=headers)) as response:
             status, content = response.status, _read(response)
         try:
             found = json.loads(content)
         except ValueError:
             found = None
-        if not isinstance(found, dict) or "error" in found:
+        says_state = path == "/health" and isinstance(found, dict) and "status" in found
+        if not isinstance(found, dict) or "error" in found or (status >= 400 and not says_state):
             error = self._error(status, content)
             if path.startswith("/admin/") and isinstance(error, NotFound) and "no path" in str(error):
                 raise NotFound("The service has no admin endpoints: start it with PENSTOCK_ADMIN_KEY set.")

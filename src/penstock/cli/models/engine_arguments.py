@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-import yaml
-
 from penstock.cli.models.options import CommandOptions
 from penstock.cli.models.plan import ServePlan
+from penstock.config.loading import yaml_source
 from penstock.config.messages.problems import config_error, nearest
 from penstock.engines.check import check_arguments, find_unknown, options_form
 from penstock.engines.vllm.arguments.check import has_doubts, parse_flags
@@ -59,7 +58,7 @@ def read_quick_words(plan: ServePlan, command: CommandOptions) -> ServePlan:
 def quick_values(words: Sequence[str]) -> dict[str, Any]:
     """The values of those flags of vLLM that `preflight` needs, without vLLM's parser, which takes seconds.
 
-    Raises: ConfigError for what is no number.
+    Raises: ConfigError for what is no number, or no mapping.
     """
     found: dict[str, Any] = {}
     for word, after in zip(words, [*words[1:], ""], strict=False):
@@ -77,8 +76,10 @@ def quick_values(words: Sequence[str]) -> dict[str, Any]:
 def _read_value(flag: str, text: str, kind: type) -> Any:
     """A mapping as YAML. A number with a suffix or without: 32k is 32,000, 32K is 32,768; `auto` is -1."""
     if kind is dict:
-        return yaml.safe_load(text)
-    number = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kKmMgG]?)", "-1" if text == "auto" else text)
+        if not isinstance(found := yaml_source.parse(text, flag)[0], dict):
+            raise ConfigError(f"{flag} is {text!r}; must be a mapping, such as '{{\"name\": 1}}'.")
+        return found
+    number = re.fullmatch(r"(-?\d{1,15}(?:\.\d+)?)([kKmMgG]?)", "-1" if text == "auto" else text)
     if number is None:
         raise ConfigError(
             f"{flag} is {text!r}; must be a number, such as {kind(8192 if kind is int else 0.9)}."
@@ -111,6 +112,7 @@ def _read(engine_name: str, words: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"{name!r} belongs to no option. Options of this engine are --name value.")
         if not equals and not left:
             raise ConfigError(f"{name} needs a value.")
-        read[name.removeprefix("--").replace("-", "_")] = yaml.safe_load(value if equals else left.pop(0))
+        word = value if equals else left.pop(0)
+        read[name.removeprefix("--").replace("-", "_")] = yaml_source.parse(word, name)[0]
     form.parse(read)
     return read

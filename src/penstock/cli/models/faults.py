@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from os.path import exists
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,7 +75,7 @@ def faults_of_gateway(gateway: GatewayConfig, where: Location, configs: Sequence
     configs: all models; empty where not all are known.
     """
     found = ErrorCollector()
-    if (file := gateway.keys_file) is not None and (Path(file).exists() or not are_references_kept()):
+    if (file := gateway.keys_file) is not None and (exists(file) or not are_references_kept()):
         with found.collecting(where / "keys_file"):
             keys_file.load(file)
     if gateway.tls is not None:

@@ -22,8 +22,9 @@ def refuse_taken(host: str, port: int) -> None:
     """
     try:
         (family, kind, protocol, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        raise Unavailable(f"--host {host} is not an address of this machine: {error.strerror}.") from error
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", error)
+        raise Unavailable(f"--host {host} is not an address of this machine: {why}.") from error
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ports of closed connections are free
         try:
@@ -44,8 +45,9 @@ def refuse_silent(address: str) -> None:
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
-    except OSError as error:
-        raise Unavailable(f"No Ray cluster answers at {address!r}: {error.strerror or error}.") from error
+    except (OSError, UnicodeError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise Unavailable(f"No Ray cluster answers at {address!r}: {why}.") from error
 
 
 def _sentence(host: str, port: int, error: OSError) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from penstock.config.messages.location import Location
+from penstock.config.messages.problems import described
 from penstock.config.schema.model import LLMConfig
 from penstock.config.schema.versions import VersionConfig, own_fields
 
@@ -37,10 +38,11 @@ def _version(
     for name in own:
         if name in SHARED:
             raise (location / name).fault(f"{name} belongs to the model; write it above `versions`.")
-    loading = _plain(own.get("model_loading_config", {}))
-    if isinstance(loading, Mapping) and "model_id" in loading:
-        where = location / "model_loading_config" / "model_id"
-        raise where.fault(f"a version of {model!r} is named by `name`; leave model_id out.")
+    loading, where = _plain(own.get("model_loading_config", {})), location / "model_loading_config"
+    if not isinstance(loading, Mapping):
+        raise where.fault(f"is {described(loading)}; must be a mapping.")
+    if "model_id" in loading:
+        raise (where / "model_id").fault(f"a version of {model!r} is named by `name`; leave model_id out.")
     version = VersionConfig(
         of=model,
         name=entry["name"],

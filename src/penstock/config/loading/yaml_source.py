@@ -87,10 +87,10 @@ def parse(text: str, file: str, *, twice: list[str] | None = None) -> Source:
         mark = error.problem_mark or error.context_mark
         at = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else file
         raise ConfigError(f"{at}: is not valid YAML: {error.problem}.") from error
-    except (yaml.YAMLError, ValueError) as error:  # such as a date in month 13
-        raise ConfigError(f"{file}: is not valid YAML: {error}.") from error
     except RecursionError as error:
         raise ConfigError(f"{file}: is nested too deeply.") from error
+    except Exception as error:  # PyYAML's own, of many kinds: a date in month 13, `!!bool maybe`, `!!int ''`
+        raise ConfigError(f"{file}: is not valid YAML: {error}.") from error
     finally:
         loader.dispose()
     if reading.twice and twice is None:

@@ -124,8 +124,9 @@ class Settings(StrictModel):
 
     def cache_folder(self) -> Path:
         """Where we keep what can be fetched or computed again."""
-        usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
-        return Path(os.path.expanduser(self.cache)) if self.cache else usual
+        if self.cache:
+            return Path(os.path.expanduser(self.cache))
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None) -> Self:

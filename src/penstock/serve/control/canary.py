@@ -36,7 +36,7 @@ class _Canary:
     def __init__(self, config: CanaryConfig, step: int, at: float, outcome: str) -> None:
         """step: -1 after it was taken back. at: when that began, in seconds since 1970."""
         self.config, self.step, self.at, self.outcome = config, step, at, outcome
-        self.last: dict[str, Counts] = {}  # by gateway
+        self.last: dict[str, CanaryReport] = {}  # by gateway
         self.sum = [0.0] * 2 * _WIDTH
         self.begin = self.sum  # at the begin of the step
         self.looks = deque[Counts](maxlen=_WINDOW)
@@ -45,10 +45,12 @@ class _Canary:
     def state(self) -> CanaryState:
         return CanaryState(0.0 if self.step < 0 else self.config.steps[self.step], self.outcome)
 
-    def hear(self, gateway: str, counts: Counts) -> None:
-        before = self.last.get(gateway, counts)
-        self.sum = [total + now - last for total, now, last in zip(self.sum, counts, before, strict=True)]
-        self.last[gateway] = counts
+    def hear(self, gateway: str, report: CanaryReport) -> None:
+        before = self.last.get(gateway, report)
+        if before.others == report.others:  # else these counts are not those before, and some of them more
+            counted = zip(self.sum, report.counts, before.counts, strict=True)
+            self.sum = [total + now - last for total, now, last in counted]
+        self.last[gateway] = report
 
     def look(self, now: float) -> str:
         """What to say if something changed: a fault takes it back, else it may go a step on."""
@@ -86,7 +88,7 @@ class Canaries:
             if (canary := self._canaries.get(report.key)) is None:
                 canary = self._canaries[report.key] = self._begin(report)
                 self._changed()
-            canary.hear(gateway, report.counts)
+            canary.hear(gateway, report)
 
     def states(self) -> Mapping[str, CanaryState]:
         return {key: canary.state for key, canary in self._canaries.items()}
@@ -103,11 +105,7 @@ class Canaries:
             if not canary.outcome and (what := canary.look(now)):
                 log.warning("The canary %s %s", key.split()[0], what)
                 self._changed()
-                try:
-                    self._store(key, canary)
-                    self._note(f"canary {key.split()[0]} {what}")
-                except sqlite3.Error:  # as of a full disk: what gateways do does not depend on it
-                    log.exception("This is not stored: the next control begins from what was before")
+                self._store(key, canary, f"canary {key.split()[0]} {what}")
 
     def _begin(self, report: CanaryReport) -> _Canary:
         config = CanaryConfig.model_validate(report.config)
@@ -118,11 +116,16 @@ class Canaries:
         self._store(report.key, canary)
         return canary
 
-    def _store(self, key: str, canary: _Canary) -> None:
+    def _store(self, key: str, canary: _Canary, what: str = "") -> None:
         row = key, canary.step, canary.at, canary.outcome
-        self._database.execute("INSERT OR REPLACE INTO canary VALUES (?, ?, ?, ?)", row)
-        old = "SELECT key FROM canary ORDER BY at DESC LIMIT -1 OFFSET ?"
-        self._database.execute(f"DELETE FROM canary WHERE key IN ({old})", (_KEEP,))
+        try:
+            self._database.execute("INSERT OR REPLACE INTO canary VALUES (?, ?, ?, ?)", row)
+            old = "SELECT key FROM canary ORDER BY at DESC LIMIT -1 OFFSET ?"
+            self._database.execute(f"DELETE FROM canary WHERE key IN ({old})", (_KEEP,))
+            if what:
+                self._note(what)
+        except sqlite3.Error:  # as of a full disk: what gateways do does not depend on it
+            log.exception("This is not stored: the next control begins from what was before")
 
 
 def fault(config: CanaryConfig, found: Counts, others: Counts) -> str:

@@ -138,27 +138,39 @@ class FleetVersions:
         surges: Mapping[str, int],
         deployments: Deployments,
     ) -> int:
-        """surges: `max_surge_percent` by model, while it is applied."""
-        added = self._database.execute(
-            "INSERT INTO fleet (at, who, what, outcome, document, surges) VALUES (?, ?, ?, ?, ?, ?)",
-            (time.time(), who, what, outcome, msgspec.json.encode(fleet), msgspec.json.encode(surges)),
-        )
-        version = added.lastrowid or 0
-        self._database.execute("DELETE FROM newest")
-        self._database.execute(
-            "INSERT INTO newest VALUES (?, ?)", (version, msgspec.json.encode(deployments))
-        )
-        self._database.execute("DELETE FROM fleet WHERE version <= ?", (version - _KEEP,))
-        self._store()
+        """Takes the place of one that is being applied. surges: `max_surge_percent` by model, while it is
+        applied. All of it or nothing: control may be killed, or its disk be full.
+        """
+        with self._database:
+            self._database.execute("BEGIN")
+            added = self._database.execute(
+                "INSERT INTO fleet (at, who, what, outcome, document, surges) VALUES (?, ?, ?, ?, ?, ?)",
+                (time.time(), who, what, outcome, msgspec.json.encode(fleet), msgspec.json.encode(surges)),
+            )
+            version = added.lastrowid or 0
+            self._database.execute("DELETE FROM newest")
+            self._database.execute(
+                "INSERT INTO newest VALUES (?, ?)", (version, msgspec.json.encode(deployments))
+            )
+            self._database.execute("DELETE FROM fleet WHERE version <= ?", (version - _KEEP,))
+            superseded = f"{SUPERSEDED} by version {version}, by {who}"
+            ended = self._set_outcome("version < ?", version, superseded)
+        self._say(ended, superseded)
         return version
 
     def _end(self, version: int, outcome: str, before: str = APPLYING) -> None:
         """Of a version whose outcome was `before`. The command that serves says so."""
-        ended = self._database.execute(
-            "UPDATE fleet SET outcome = ? WHERE version = ? AND outcome = ? RETURNING who, what",
+        self._say(self._set_outcome("version = ?", version, outcome, before), outcome)
+
+    def _set_outcome(self, which: str, version: int, outcome: str, before: str = APPLYING) -> list[Any]:
+        """Number, who and what of each version that gets it."""
+        return self._database.execute(
+            f"UPDATE fleet SET outcome = ? WHERE {which} AND outcome = ? RETURNING version, who, what",
             (outcome, version, before),
-        )
-        for who, what in ended.fetchall():
+        ).fetchall()
+
+    def _say(self, ended: Sequence[Any], outcome: str) -> None:
+        for version, who, what in ended:
             text = f"Version {version} of the fleet, by {who} ({what}): {sentence(outcome)}"
             progress.note(f"{text} {_NEXT_START}")
         self._store()
@@ -296,11 +308,10 @@ class FleetVersions:
             # Of a version that is not there, old replicas may run which the same surge must not stop.
             earlier = {} if newest.outcome == APPLIED else self._document(newest.version, "surges")
             surges = {one.model: one.surge_percent for one in found.models if one.surge}
-            if self._applying is not None:
-                self._applying.cancel()
             what = what or found.summary
             version = self._add(who, what, APPLYING, fleet, {**earlier, **surges}, deployments)
-            self._end(newest.version, f"{SUPERSEDED} by version {version}, by {who}")
+            if self._applying is not None:
+                self._applying.cancel()
             self._applying = asyncio.create_task(self._apply(version))
         return {**msgspec.to_builtins(self._newest()), "plan": found.plain()}
 
@@ -457,6 +468,7 @@ def _not_here(found: FleetPlan, after: LLMServingArgs) -> list[str]:
         one.model
         for one in found.models
         if one.action in ("added", "rolled")
+        or one.replicas[1] > one.replicas[0]
         or any(change.path in ADAPTERS or change.path.startswith("version.shadow") for change in one.changes)
     }
     parts = [half for config in after.llm_configs if config.model_id in begun for half in halves(config)]

@@ -104,12 +104,14 @@ class CanaryReport(msgspec.Struct, frozen=True):
     """What a gateway has counted of a canary and of the other versions of its model.
 
     key: the name of the version, and what it and the canary's config are made of. counts: first its own, then
-    those of the others: requests, those that failed, and what `Buckets.numbers` has of TTFT and ITL.
+    those of the others: requests, those that failed, and what `Buckets.numbers` has of TTFT and ITL. others:
+    their ids.
     """
 
     key: str
     config: dict[str, Any]
     counts: list[float]
+    others: Sequence[str] = ()
 
 
 class CanaryState(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.errors import ConfigError, Error, NotFound
+from penstock.errors import ConfigError, Error, NotFound, Unavailable
 from penstock.jobs.storage import JobStorage
 
 log = logging.getLogger(__name__)
@@ -79,18 +79,21 @@ def read(url: str, broken: list[str] | None = None) -> list[StoredVersion]:
 
     Raises: NotFound where there are none; Unavailable.
     """
-    files = [url]
-    if not url.endswith(_SUFFIX):
-        names = [one.name for one in JobStorage(url).at(_FOLDER).files() if one.name.endswith(_SUFFIX)]
-        files = [f"{url.rstrip('/')}/{_FOLDER}/{name}" for name in names]
-    with ThreadPoolExecutor(_READERS) as pool:
-        contents = dict(zip(files, pool.map(_read_file, files), strict=True))
+    files, root = [url], JobStorage(url).root.url
+    try:
+        if not url.endswith(_SUFFIX):
+            names = [one.name for one in JobStorage(url).at(_FOLDER).files() if one.name.endswith(_SUFFIX)]
+            files = [f"{url.rstrip('/')}/{_FOLDER}/{name}" for name in names]
+        with ThreadPoolExecutor(_READERS) as pool:
+            contents = dict(zip(files, pool.map(_read_file, files), strict=True))
+    except OSError as error:
+        raise Unavailable(f"'{root}' cannot be read: {error.strerror or error}.") from error
     if broken is not None:
         broken += [JobStorage(file).root.url for file, versions in contents.items() if versions is None]
     found = [one for versions in contents.values() for one in versions or ()]
     if not found:
         raise NotFound(
-            f"'{JobStorage(url).root.url}' has no versions of a fleet. Name the storage of the service, as "
+            f"'{root}' has no versions of a fleet. Name the storage of the service, as "
             "`jobs: {storage: ...}` of its file does; a service without one leaves none."
         )
     return sorted(found, key=lambda one: one.at, reverse=True)

@@ -188,6 +188,7 @@ class TrafficShifts:
         while not self._is_ready(model, application):
             if self._desired.get(model, "") != application:
                 self._show(model, known.current)
+                self._leave(model, known)
                 return
             self._show(model, known.current, application)
             await asyncio.sleep(_CHECK_S)
@@ -196,7 +197,14 @@ class TrafficShifts:
         known.current = application
         self._failed.pop(model, None)
         self._show(model, application)
+        self._leave(model, known)
         log.info("%s: now answered by %s", model, application or "this application")
+
+    def _leave(self, model: str, known: _Model) -> None:
+        """Follows no application any more but the gateway's own and the one that answers."""
+        for other in known.handles.keys() - {"", known.current}:
+            membership.unfollow(model, known.handles.pop(other))
+            known.members.pop(other, None)
 
     async def _reach(self, model: str, application: str) -> None:
         """Follows the replicas of another application, too.

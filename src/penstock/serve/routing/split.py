@@ -69,18 +69,13 @@ class Splits:
 
     def reports(self) -> list[CanaryReport]:
         """Of canaries that go on, or could begin: their replicas have started."""
-        return [
-            CanaryReport(
-                self._key(model_id),
-                version.canary.model_dump(),
-                [
-                    *self._counted([model_id]),
-                    *self._counted([one for one in self._weights[version.of] if one != model_id]),
-                ],
-            )
-            for model_id, version in self._versions.items()
-            if self._is_canary(model_id) and version.canary is not None and self._ready(model_id)
-        ]
+        found: list[CanaryReport] = []
+        for model_id, version in self._versions.items():
+            if self._is_canary(model_id) and version.canary is not None and self._ready(model_id):
+                others = [one for one in self._weights[version.of] if one != model_id]
+                counts = [*self._counted([model_id]), *self._counted(others)]
+                found.append(CanaryReport(self._key(model_id), version.canary.model_dump(), counts, others))
+        return found
 
     def _is_canary(self, model_id: str) -> bool:
         """Whether it still has to prove itself."""

@@ -132,16 +132,18 @@ class Tenants:
         failed = self._state
         while True:
             await asyncio.sleep(_LOOK_S)
-            state = await asyncio.to_thread(_state, file)
-            if state == self._state:
-                continue
+            state: State = None
             try:
+                state = await asyncio.to_thread(_state, file)
+                if state == self._state:
+                    continue
                 self._take(await asyncio.to_thread(load, file), f"{file} ({_owner(state)})")
-            except ConfigError as error:
+            except Exception as error:  # of any kind, such as too many threads: later changes must be seen
+                unknown = not isinstance(error, ConfigError)
                 if state != failed:
-                    log.error("The keys stay as they were: %s", error)
+                    log.error("The keys stay as they were: %s", error, exc_info=unknown)
                 failed = state
-                if isinstance(error.__cause__, OSError):
+                if unknown or isinstance(error.__cause__, OSError):
                     continue  # a file system may be away for a while, and the file as it is now
             else:
                 log.info("%s has been read again: %d keys.", file, len(self.keys))
