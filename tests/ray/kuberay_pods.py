@@ -4,6 +4,7 @@ As KubeRay does it: the head first, then the config, then the workers, each with
 GPUs are only claimed, and engines are simulators, but placement is as it would be. Prints one line of JSON.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 
 import ray
 import yaml
-from openai import OpenAI
+from openai import NotFoundError, OpenAI
 from ray import serve
 from ray.cluster_utils import Cluster
 
@@ -26,11 +27,14 @@ KEY = "key-of-the-secret"
 
 
 def main(manifest: Path) -> None:
-    service = next(each for each in yaml.safe_load_all(manifest.read_text()) if each["kind"] == "RayService")
-    spec = service["spec"]["rayClusterConfig"]
-    config = yaml.safe_load(service["spec"]["serveConfigV2"])
-    for application in config["applications"]:
-        application["args"]["gateway"]["port"] = PORT
+    documents = {each["kind"]: each for each in yaml.safe_load_all(manifest.read_text())}
+    service = documents["RayService"]["spec"]
+    spec = service["rayClusterConfig"]
+    config = yaml.safe_load(service["serveConfigV2"])
+    (application,) = config["applications"]
+    application["args"]["gateway"]["port"] = PORT
+    file = mounted(documents["ConfigMap"]["data"], application["args"]["file"])
+    application["args"]["file"] = str(file)
     os.environ.update(environment(spec["headGroupSpec"]))
     cluster = Cluster(
         initialize_head=True,
@@ -46,10 +50,27 @@ def main(manifest: Path) -> None:
         for _ in range(group["replicas"]):
             cluster.add_node(**resources(group))
     status = wait_until_over()
-    print(json.dumps({"status": status, "answers": answers(config), "gateways": gateways()}))
+    fleet = yaml.safe_load(file.read_text())
+    names = [each["model_loading_config"]["model_id"] for each in fleet["llm_configs"]]
+    seen = {"status": status, "answers": answers(names), "gateways": gateways()}
+    fleet["llm_configs"][0]["aliases"] = ["edited"]
+    file.write_text(yaml.safe_dump(fleet))
+    edited, begun = wait_for("edited"), serve.status().applications["penstock"].last_deployed_time_s
+    deploy(f"http://{cluster.webui_url}", config)  # as KubeRay does when its operator has restarted
+    wait_until_over()
+    stays = wait_for("edited") and serve.status().applications["penstock"].last_deployed_time_s == begun
+    print(json.dumps({**seen, "edited": edited, "stays": stays}))
     serve.shutdown()
     ray.shutdown()
     cluster.shutdown()
+
+
+def mounted(files: dict[str, str], path: str) -> Path:
+    """The file of the ConfigMap that the head has at this path, somewhere here."""
+    folder = Path(tempfile.mkdtemp())
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder / Path(path).name
 
 
 def environment(group: dict[str, Any]) -> dict[str, str]:
@@ -82,22 +103,29 @@ def deploy(dashboard: str, config: dict[str, Any]) -> None:
 def wait_until_over(limit_s: float = 240) -> str:
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
-        found = serve.status().applications.get("penstock")
+        found = serve.status().applications.get("fleet-file")
         if found is not None and found.status in ("RUNNING", "DEPLOY_FAILED", "UNHEALTHY"):
             break
         time.sleep(0.5)
     return f"{found.status.value}: {found.message}" if found is not None else "missing"
 
 
-def answers(config: dict[str, Any]) -> dict[str, str | None]:
+def answers(models: list[str]) -> dict[str, str | None]:
     """One of each model, with the key of the Secret."""
     client = OpenAI(base_url=f"{BASE}/v1", api_key=KEY, max_retries=0, timeout=60)
-    models = [
-        each["model_loading_config"]["model_id"] for each in config["applications"][0]["args"]["llm_configs"]
-    ]
     return {
         model: client.completions.create(model=model, prompt="over there").choices[0].text for model in models
     }
+
+
+def wait_for(model: str, limit_s: float = 60) -> bool:
+    """Whether a gateway comes to know it."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(NotFoundError):
+            return bool(answers([model]))
+        time.sleep(0.5)
+    return False
 
 
 def gateways() -> list[Any]:

@@ -1,4 +1,4 @@
-"""The manifests of deploy/kuberay: their pods hold what their serveConfigV2 places, in KubeRay's order.
+"""The manifests of deploy/kuberay: pods hold what they deploy, in KubeRay's order, and follow the ConfigMap.
 
 A cluster of its own for each, for the shared one has one node and no such GPUs.
 """
@@ -39,3 +39,4 @@ def test_the_pods_of_a_manifest_hold_what_it_deploys(name: str, free_port: int):
     assert seen["status"].startswith("RUNNING")
     assert all("over there" in text for text in seen["answers"].values())
     assert seen["gateways"] == [GATEWAYS[name], "success"]
+    assert (seen["edited"], seen["stays"]) == (True, True)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.client.fleet import FleetChange, read
+from penstock.cli.client.fleet import FleetChange
 from penstock.cli.serve.fleet_models import _apply, _fleet, _without, _write
+from penstock.config.fleet.document import read
 from penstock.config.fleet.file_text import with_model, without_model
 from penstock.errors import ConfigError
 

@@ -157,6 +157,23 @@ def test_more_replicas_of_what_is_not_here_are_refused():
     assert _not_here(plan(of(2), of(1)), of(1)) == []
 
 
+@pytest.mark.parametrize(("cluster", "faults"), [("fixed", 1), ("growing", 0)])
+async def test_models_may_wait_for_nodes_of_a_cluster_that_grows(
+    file: Path, monkeypatch: pytest.MonkeyPatch, patched, cluster: str, faults: int
+):
+    """As where KubeRay has started the service, and not the command, which knows it by itself."""
+    patched("penstock.serve.control.fleet.ray.nodes", list)
+    monkeypatch.setattr("penstock.serve.control.fleet.ray.available_resources", dict)
+    monkeypatch.setenv("PENSTOCK_CLUSTER", cluster)
+    versions = FleetVersions(DesiredStates(file).connection, "app")
+    versions.record({}, fleet("a"), "kuberay", {})
+    gpu = {**fleet("b")["llm_configs"][0], "accelerator_config": {"kind": "gpu"}}
+    planned = await versions.plan(
+        {"llm_configs": [{**gpu, "placement_group_config": {"bundles": [{"GPU": 1}]}}]}
+    )
+    assert [len(planned["faults"]), len(planned["notes"])] == [faults, 1 - faults]
+
+
 class Deployed(FleetVersions):
     def _deploy(self, version: int) -> None:
         """It runs at once."""
@@ -237,6 +254,37 @@ async def test_a_save_by_a_command_that_applied_it_undoes_no_rollback(file: Path
     await versions.save(fleet("a"), "watch")
     await versions.apply(fleet("b"), "eve", take_over=True)
     assert versions.history()[1].outcome == "superseded by version 6, by eve"
+
+
+async def test_a_file_that_says_what_it_said_undoes_no_rollback_where_only_changes_count(file: Path):
+    """As after the end of the process that follows it."""
+    versions = WithoutRay(DesiredStates(file).connection, "app")
+    versions.record(START, fleet("a"), "kuberay")
+    assert await versions.save(fleet("a"), "kuberay", changed_only=True) == ""
+    await versions.save(fleet("b"), "kuberay", changed_only=True)
+    await asyncio.sleep(0)
+    await versions.rollback(1, "ben")
+    await asyncio.sleep(0)
+    next_control = WithoutRay(DesiredStates(file).connection, "app")
+    assert await next_control.save(fleet("b"), "kuberay", changed_only=True) == ""
+    assert [one.who for one in versions.history()] == ["ben", "kuberay", "kuberay"]
+    assert not isinstance(await next_control.save(fleet("c"), "kuberay", changed_only=True), str)
+
+
+async def test_a_save_whose_caller_got_no_answer_can_be_made_again(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    versions = WithoutRay(DesiredStates(file).connection, "app")
+    versions.record(START, fleet("a"), "kuberay")
+
+    async def ends(*_: object, **__: object) -> None:
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WithoutRay, "apply", ends)
+        with pytest.raises(asyncio.CancelledError):
+            await versions.save(fleet("b"), "kuberay", changed_only=True)
+    assert not isinstance(await versions.save(fleet("b"), "kuberay", changed_only=True), str)
 
 
 async def test_each_form_of_a_file_is_kept_as_one(file: Path, tmp_path: Path):

@@ -64,6 +64,11 @@ def served(text: str) -> dict[str, Any]:
     return yaml.safe_load(documents(text)["RayService"]["spec"]["serveConfigV2"])
 
 
+def fleet(text: str) -> dict[str, Any]:
+    (file,) = documents(text)["ConfigMap"]["data"].values()
+    return yaml.safe_load(file)
+
+
 def refusal(command: Command, capsys: pytest.CaptureFixture[str], config: Any, *options: str) -> str:
     """What is printed when it exits with 2."""
     with pytest.raises(SystemExit) as stopped:
@@ -133,7 +138,7 @@ def test_what_is_deployed_is_what_was_written(command):
         "deployment_config": {"num_replicas": 2},
         "engine_kwargs": {"max_model_len": 1024},
     }
-    (entry,) = served(command(written, "--storage", "none"))["applications"][0]["args"]["llm_configs"]
+    (entry,) = fleet(command(written, "--storage", "none"))["llm_configs"]
     assert entry == {**written, "accelerator_config": {"kind": "cpu"}}
 
 
@@ -173,14 +178,43 @@ def test_replicas_that_take_a_part_of_a_gpu_share_pods():
 
 
 def test_an_engine_that_spans_nodes_says_so_because_workers_come_after_it(command):
-    (entry,) = served((FOLDER / "several-nodes.yaml").read_text())["applications"][0]["args"]["llm_configs"]
+    (entry,) = fleet((FOLDER / "several-nodes.yaml").read_text())["llm_configs"]
     assert entry["engine_kwargs"]["distributed_executor_backend"] == "ray"
 
 
 def test_a_gateway_runs_on_each_pod_that_is_always_there(command):
-    args = served(command({**SIM, "deployment_config": {"num_replicas": 2}}))["applications"][0]["args"]
-    assert args["ingress_deployment_config"]["num_replicas"] == 3
-    assert args["gateway"] == {"host": "0.0.0.0", "port": 8000}
+    text = command(
+        {"llm_configs": [{**SIM, "deployment_config": {"num_replicas": 2}}], "gateway": {"port": 9}}
+    )
+    assert fleet(text)["ingress_deployment_config"]["num_replicas"] == 3
+    assert "gateway" not in fleet(text)
+    assert served(text)["applications"][0]["args"]["gateway"] == {"host": "0.0.0.0", "port": 9}
+
+
+def test_the_head_mounts_the_fleets_folder_so_that_its_file_changes_while_it_runs(command):
+    text = command(SIM)
+    (application,) = served(text)["applications"]
+    ((name, _),) = documents(text)["ConfigMap"]["data"].items()
+    head, (worker, *_) = cluster(text)["headGroupSpec"], groups(text)
+    (container,) = head["template"]["spec"]["containers"]
+    (mount,) = [one for one in container["volumeMounts"] if one["name"] == "fleet"]
+    assert (mount["mountPath"], "subPath" in mount) == ("/etc/penstock", False)
+    assert application["args"]["file"] == f"/etc/penstock/{name}"
+    (volume,) = [one for one in head["template"]["spec"]["volumes"] if one["name"] == "fleet"]
+    assert volume["configMap"] == {"name": documents(text)["ConfigMap"]["metadata"]["name"]}
+    assert "fleet" not in [one["name"] for one in worker["template"]["spec"]["volumes"]]
+    (options,) = [one["ray_actor_options"] for one in application["deployments"]]
+    assert "node:__internal_head__" in options["resources"]
+
+
+def test_only_other_pods_change_what_kuberay_deploys(command):
+    """A cluster that waits to be replaced must not follow a file that is meant for the next one's pods."""
+    first, alias = command(SIM), command({**SIM, "aliases": ["x"]})
+    second = command({**SIM, "deployment_config": {"num_replicas": 2}})
+    assert documents(alias)["RayService"] == documents(first)["RayService"]
+    assert fleet(alias)["llm_configs"][0]["aliases"] == ["x"]
+    assert served(second) != served(first)
+    assert documents(second)["ConfigMap"]["data"].keys().isdisjoint(documents(first)["ConfigMap"]["data"])
 
 
 def test_json_logs_are_those_of_every_process(command):
@@ -326,7 +360,7 @@ def test_with_redis_the_head_may_go(command, capsys):
 def test_configs_of_the_manifests_load():
     for file in MANIFESTS:
         with references_kept():
-            assert load_configs(served(file.read_text()))
+            assert load_configs(fleet(file.read_text()))
 
 
 def test_serve_takes_the_configs_of_the_manifests():

@@ -12,8 +12,9 @@ import pytest
 from penstock.cli.models.options import Arguments
 from penstock.cli.models.plan import make_plan
 from penstock.cli.serve import startup
-from penstock.cli.serve.watch import WatchedFiles
-from penstock.errors import ConfigError
+from penstock.config.loading.watched_files import WatchedFiles
+from penstock.errors import ConfigError, Unavailable
+from penstock.serve import fleet_file
 
 MODEL = "model_loading_config: {{model_id: {0}}}\nllm_engine: sim\n"
 
@@ -87,11 +88,10 @@ def watched(
     """
     applied: list[str] = []
 
-    class Cluster:
-        def save(self, _: str, saved: dict[str, Any]) -> str:
-            applied.extend(one["model_loading_config"]["model_id"] for one in saved["llm_configs"])
-            steps.stop()
-            return ""
+    def save(_: object, saved: dict[str, Any]) -> str:
+        applied.extend(one["model_loading_config"]["model_id"] for one in saved["llm_configs"])
+        steps.stop()
+        return ""
 
     def report(event: object) -> None:
         assert isinstance(event, startup.Note)
@@ -100,10 +100,11 @@ def watched(
     arguments = Arguments(sources=(str(fleet),), watch=True)
     steps = startup.Steps(make_plan(arguments), arguments, report)
     started()
-    monkeypatch.setattr(startup, "_WATCH_S", 0.01)
+    monkeypatch.setattr(fleet_file.Control, "save", save)
+    monkeypatch.setattr(fleet_file, "_LOOK_S", 0.01)
     limit = threading.Timer(60, steps.stop)
     limit.start()
-    steps._watch(Cluster(), steps._files)
+    steps._watch(steps._files)
     limit.cancel()
     return applied
 
@@ -132,6 +133,25 @@ def test_a_file_that_was_missing_or_faulty_is_watched(
     assert watched(monkeypatch, fleet, begin, say) == ["a", "other"]
     assert "no such file" in said[0]
     assert "other.yaml:1" in said[1]
+
+
+def test_a_save_that_control_does_not_answer_is_made_again(files: tuple[WatchedFiles, Path, Path]):
+    watch, _, model = files
+    stopped, said, answers = (
+        threading.Event(),
+        list[str](),
+        [Unavailable("Busy."), Unavailable("Busy."), None],
+    )
+
+    def save(_: object) -> str:
+        if (error := answers.pop(0)) is not None:
+            raise error
+        stopped.set()
+        return "Applied."
+
+    model.write_text(MODEL.format("b"))
+    fleet_file.follow(watch, dict[str, Any], save, said.append, stopped)
+    assert (answers, said) == ([], ["Busy.", "Applied."])
 
 
 def test_a_missing_file_hides_no_other_change(files: tuple[WatchedFiles, Path, Path]):

@@ -1,4 +1,4 @@
-"""All documents of one service: its volume, its RayService, its PodDisruptionBudget.
+"""All documents of one service: its volume, its fleet's file, its RayService, its PodDisruptionBudget.
 
 Each pod that is always there runs a gateway on the port of KubeRay's Service, and Ray Serve's own proxy is
 off: a token takes no hop more than with `penstock serve`.
@@ -6,6 +6,7 @@ off: a token takes no hop more than with `penstock serve`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -25,10 +26,11 @@ from penstock.kuberay.worker_groups import WorkerGroup, worker_groups
 
 DEFAULT_PORT = 8000
 _HEAD = "node:__internal_head__"  # Ray's resource of the head's node
-_SHARE = 0.001
+_ON_HEAD = {"num_cpus": 0, "resources": {_HEAD: 0.001}}
 _PATHS = ("/", "./", "../", "~")
 _SOURCES = ("model_source", "tokenizer_source", "lora_config")  # or hub ids, or URLs
 _DATA = "/data"  # where the volume is mounted
+_FLEET = "/etc/penstock"  # where the fleet's file is, in the head's pod
 
 _HEAD_CPUS, _HEAD_MEMORY = 2, "8Gi"
 _CPUS_BESIDE = 1  # of a worker pod: its gateway, and Ray's own processes
@@ -45,7 +47,12 @@ def manifest(serving: LLMServingArgs, site: Site) -> str:
     secrets.refuse_values(serving.llm_configs, serving.gateway, site.secret)
     groups = worker_groups(serving.llm_configs, site.gpus_per_node)
     site.refuse_unused(group.accelerator_type for group in groups)
-    documents = [_ray_service(serving, site, groups)]
+    service = _ray_service(serving, site, groups)
+    name = f"fleet-{_digest(service['spec']['rayClusterConfig'])}.yaml"
+    port = serving.gateway.port or DEFAULT_PORT
+    service["spec"]["serveConfigV2"] = _yaml(_serve_config(f"{_FLEET}/{name}", port))
+    file = _yaml(_fleet(serving, site, 1 + sum(group.least for group in groups)))
+    documents = [part("fleet", name=site.name, component="fleet", files={name: file}), service]
     budget = partial(part, "disruption_budget", name=site.name)  # least: pods that must stay
     if site.volume:
         volume = {"storage": site.volume, "storage_class": site.storage_class}
@@ -70,12 +77,11 @@ def _ray_service(serving: LLMServingArgs, site: Site, groups: Sequence[WorkerGro
     # Ray's nodes must have one Python and one Ray.
     image = site.image or (GPU_IMAGE if any(group.gpus for group in groups) else CPU_IMAGE)
     shared: dict[str, Any] = {"image": image, "env": environment, "port": port}
-    config = _serve_config(serving, site, port, 1 + sum(group.least for group in groups))
     return part(
         "service",
         name=site.name,
         component="service",
-        serve_config=yaml.safe_dump(config, sort_keys=False, width=110),
+        serve_config="",  # names the file, whose name depends on the rest
         ray_version=site.ray_version or version("ray"),
         redis=site.redis,
         scales=any(group.most > group.least for group in groups) or None,
@@ -126,27 +132,42 @@ def _pod(site: Site, component: str, *, cpus: int, gpus: int = 0, **values: Any)
     )
 
 
-def _serve_config(serving: LLMServingArgs, site: Site, port: int, gateways: int) -> dict[str, Any]:
-    args = {
-        **document(serving),
-        "llm_configs": [document(_model(config, site.gpus_per_node)) for config in serving.llm_configs],
-        "gateway": {**_gateway(serving.gateway), "host": "0.0.0.0", "port": port},
-        "ingress_deployment_config": {**_on_each_pod(gateways), **serving.ingress_deployment_config},
-    }
-    if serving.jobs is None:
-        args["jobs"] = "off"
+def _serve_config(file: str, port: int) -> dict[str, Any]:
+    """The only application that KubeRay knows: see `penstock.serve.fleet_file`."""
     application = {
-        "name": "penstock",
-        "route_prefix": "/",
-        "import_path": "penstock.serve.builders:build_openai_app",
-        "args": args,
+        "name": "fleet-file",
+        "route_prefix": None,
+        "import_path": "penstock.serve.fleet_file:build_fleet_file",
+        "args": {"file": file, "gateway": {"host": "0.0.0.0", "port": port}},
+        "deployments": [{"name": "FleetFile", "ray_actor_options": _ON_HEAD}],
     }
     return {"proxy_location": "Disabled", "applications": [application]}
 
 
+def _digest(cluster: dict[str, Any]) -> str:
+    """Of the pods. Where they change, KubeRay may start a second cluster: the file then has another name, so
+    that the first one does not follow what is meant for other pods.
+    """
+    return hashlib.sha256(json.dumps(cluster, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _fleet(serving: LLMServingArgs, site: Site, gateways: int) -> dict[str, Any]:
+    args = {
+        **document(serving),
+        "llm_configs": [document(_model(config, site.gpus_per_node)) for config in serving.llm_configs],
+        "gateway": _gateway(serving.gateway),
+        "ingress_deployment_config": {**_on_each_pod(gateways), **serving.ingress_deployment_config},
+    }
+    if not args["gateway"]:
+        args.pop("gateway")
+    if serving.jobs is None:
+        args["jobs"] = "off"
+    return args
+
+
 def _on_each_pod(gateways: int) -> dict[str, Any]:
     if gateways == 1:
-        return {"num_replicas": 1, "ray_actor_options": {"num_cpus": 0, "resources": {_HEAD: _SHARE}}}
+        return {"num_replicas": 1, "ray_actor_options": _ON_HEAD}
     # With one on each node none has room for a successor beside it: they are replaced one after the other.
     return {"num_replicas": gateways, "max_replicas_per_node": 1, "max_surge_percent": 0}
 
@@ -157,6 +178,8 @@ def _gateway(gateway: GatewayConfig) -> dict[str, Any]:
     if gateway.tls is not None:
         raise ConfigError("gateway.tls: KubeRay asks gateways by plain HTTP; let an Ingress end TLS instead.")
     data = document(gateway)
+    for name in ("host", "port"):  # the pods' own
+        data.pop(name, None)
     if gateway.log_format == "text":  # what it is anyway
         data.pop("log_format", None)
     return data
@@ -171,6 +194,10 @@ def _model(config: LLMConfig, gpus_per_node: int) -> LLMConfig:
         half = half.model_copy(update={"engine_kwargs": alone.engine_kwargs})
         config = config.model_copy(update={"prefill": half})
     return resolved(config, nodes)
+
+
+def _yaml(data: dict[str, Any]) -> str:
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
 
 
 class _Dumper(yaml.SafeDumper):

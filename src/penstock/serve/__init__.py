@@ -1,9 +1,9 @@
 """Online serving: one fleet of engines behind one OpenAI-compatible gateway, on Ray Serve.
 
 In order: `builders` (configs in, an application out), `router`, `gateway` with `http`, `routing` and `fleet`,
-`replica`, and `control` beside them; `controller_pace` runs in Serve's own controller. Users' module paths:
-`configs`, `deployments`, `openai_api_models`, and those of `ray.serve.llm`: `deployment`, `ingress`,
-`request_router`, `callbacks`.
+`replica`, and `control` beside them; `fleet_file` has it follow a file, `controller_pace` runs in Serve's own
+controller. Users' module paths: `configs`, `deployments`, `openai_api_models`, and those of `ray.serve.llm`:
+`deployment`, `ingress`, `request_router`, `callbacks`.
 Names load on first use: `import penstock.serve` imports neither Ray nor an engine.
 """
 

@@ -58,6 +58,8 @@ def plan(
     - `penstock plan fleet.yaml`
     - `penstock plan fleet.yaml --check --json`
     """
+    from penstock.config.fleet.document import read
+
     found = planned(target, read(file), file)
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
@@ -88,6 +90,8 @@ def apply(
     - `penstock apply fleet.yaml`
     - `penstock apply --from s3://bucket/penstock`
     """
+    from penstock.config.fleet.document import read
+
     what = ""
     if storage is not None:
         fleet, what = _stored(target, storage, file)
@@ -215,21 +219,6 @@ def _rows(
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
     return [] if as_json else found
-
-
-def read(file: str) -> dict[str, Any]:
-    """What the file says, with the faults that can be found here. Raises: ConfigError."""
-    from penstock.config import load_applications
-    from penstock.config.fleet.document import document
-    from penstock.config.messages.problems import config_error
-
-    applications = load_applications(file)
-    if len(applications) > 1:
-        raise ConfigError(f"{file} has {len(applications)} applications; a fleet is one of them.")
-    (application,) = applications
-    if application.serve_only:
-        raise config_error(f"{text} Leave it out." for text in application.serve_only)
-    return document(application.args)
 
 
 def _time(seconds: float) -> str:

@@ -18,7 +18,7 @@ def kuberay(
     site: Site,
 ) -> None:
     """Write the Kubernetes manifest of a service: a RayService for KubeRay, its volume, its
-    disruption budget.
+    disruption budget, and a ConfigMap of the models, which the service follows.
 
     Starts neither Ray nor a model, and asks no cluster. Keys and tokens come from the Secret `NAME-secrets`.
 

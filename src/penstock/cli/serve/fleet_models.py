@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from penstock.cli.client.fleet import FleetChange, apply_planned, read
+from penstock.cli.client.fleet import FleetChange, apply_planned
 from penstock.cli.client.service import Service
 from penstock.cli.models.options import Arguments, Engine
 from penstock.errors import ConfigError
@@ -99,6 +99,7 @@ def _path(file: Path | None, url: str) -> Path | None:
 def _text(target: FleetChange, file: Path | None) -> str:
     """Of the file, or of what runs. Raises: ConfigError for a fault there, or secrets here."""
     from penstock.config.fleet import file_text
+    from penstock.config.fleet.document import read
     from penstock.config.messages.redact import STARS
 
     if file is not None:

@@ -29,7 +29,6 @@ _ENVIRONMENT = {
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
 }
 _LOOK_S = 0.1
-_CONTROL_S = 120.0
 
 
 class Cluster:
@@ -82,27 +81,6 @@ class Cluster:
             raise Unavailable(
                 f"The cluster already runs an application named {name!r}. Choose another --name."
             )
-
-    def record(
-        self, name: str, start: dict[str, Any], fleet: dict[str, Any], deployments: dict[str, str | None]
-    ) -> None:
-        """Tells an application's control what runs, see `LLMControl.record`."""
-        from ray import serve
-
-        control = serve.get_deployment_handle("LLMControl", app_name=name)
-        control.record.remote(start, fleet, "penstock serve", deployments).result(timeout_s=_CONTROL_S)
-
-    def save(self, name: str, fleet: dict[str, Any]) -> str:
-        """Has an application's control apply a fleet, see `LLMControl.save`."""
-        from ray import serve
-        from ray.exceptions import RayError
-        from ray.serve.exceptions import RayServeException
-
-        control = serve.get_deployment_handle("LLMControl", app_name=name)
-        try:
-            return control.save.remote(fleet, "penstock serve --watch").result(timeout_s=_CONTROL_S)
-        except (RayError, RayServeException, TimeoutError) as error:
-            return f"The change is not applied, save it again; control does not answer: {error}"
 
     def here(self) -> str:
         """Ray's resource that only the node of this process has."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 
@@ -19,18 +19,23 @@ from penstock import progress
 from penstock.cli.client.service import Service
 from penstock.cli.models.engine_arguments import read_engine_words
 from penstock.cli.models.options import Arguments
-from penstock.cli.models.plan import ServePlan, gateway_options, make_plan
+from penstock.cli.models.plan import ServePlan, gateway_options, is_file, make_plan
 from penstock.cli.serve.ray_cluster import Cluster, cpus_needed, preprocessors
-from penstock.cli.serve.watch import WatchedFiles
-from penstock.config.fleet.document import StartSettings, as_guest, document, keys_of_environment
-from penstock.errors import ConfigError, EngineStartFailed, Error, Unavailable, reason
+from penstock.config.fleet.document import (
+    Document,
+    StartSettings,
+    as_guest,
+    document,
+    keys_of_environment,
+)
+from penstock.config.loading.watched_files import WatchedFiles
+from penstock.errors import ConfigError, EngineStartFailed, Unavailable, reason
 from penstock.json_logs import LOG_FORMAT
 from penstock.processes.lifeline import when_ended
 
 ARGUMENTS, RAY, SERVE, SERVICE = "Engine arguments", "Ray", "Serve", "Service"
 
 _LOOK_S = 0.1
-_WATCH_S = 0.5
 _STREAMS_S = 2.0
 _RAY_PROCESSES = ("gcs_server", "raylet")
 _OVER = ("DEPLOY_FAILED", "UNHEALTHY")
@@ -92,7 +97,7 @@ class Steps:
         self._log_encoding = plan.gateway.log_format.upper()
         self._stop = threading.Event()
         # From here on: a model takes its time to start, and files may be saved meanwhile.
-        self._files = WatchedFiles(arguments.sources) if arguments.watch else None
+        self._files = WatchedFiles(filter(is_file, arguments.sources)) if arguments.watch else None
         self._cluster: Cluster | None = None
         self.deployed = False
         self._deployments: dict[str, str | None] = {}  # their versions, by name
@@ -147,7 +152,7 @@ class Steps:
         self._deploy(cluster, plan)
         self._wait_until_serving(cluster, plan)
         if self._files is not None:
-            self._watch(cluster, self._files)
+            self._watch(self._files)
 
     def _deploy(self, cluster: Cluster, plan: ServePlan) -> None:
         from penstock.serve.builders import build_openai_app
@@ -192,6 +197,8 @@ class Steps:
 
     def _record(self, cluster: Cluster, plan: ServePlan) -> None:
         """Has control know what runs, so that it can be changed by a file."""
+        from penstock.serve.fleet_file import Control
+
         try:
             fleet = document(plan.serving)
         except ConfigError as error:
@@ -205,21 +212,20 @@ class Steps:
             {} if cluster.own else self._guest_variables(),
             {name: os.environ[name] for name in _OF_BUILDERS if name in os.environ},
         )
-        cluster.record(self._name, asdict(start), fleet, self._deployments)
+        control = Control(self._name, "penstock serve")
+        control.record(start, fleet, self._deployments)
 
-    def _watch(self, cluster: Cluster, files: WatchedFiles) -> None:
-        while not self._stop.wait(_WATCH_S):
-            if not files.saved():
-                continue
-            try:
-                files.look()
-                plan = make_plan(self._arguments)
-                plan.refuse_serve_only()
-                said = cluster.save(self._name, document(read_engine_words(plan).serving))
-            except Error as error:
-                said = f"Nothing changes: {error}"
-            if said:
-                self._report(Note(said))
+    def _watch(self, files: WatchedFiles) -> None:
+        from penstock.serve.fleet_file import Control, follow
+
+        control = Control(self._name, "penstock serve --watch")
+        follow(files, self._read, control.save, lambda text: self._report(Note(text)), self._stop)
+
+    def _read(self) -> Document:
+        """The fleet of the command, with its files as they are now. Raises: ConfigError."""
+        plan = make_plan(self._arguments)
+        plan.refuse_serve_only()
+        return document(read_engine_words(plan).serving)
 
     def _guest_variables(self) -> dict[str, str]:
         names = (progress.ENVIRONMENT, progress.LOG_ENVIRONMENT, LOG_FORMAT)

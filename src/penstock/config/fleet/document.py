@@ -9,7 +9,9 @@ from typing import Any, cast
 
 from pydantic import BaseModel, SecretStr
 
+from penstock.config.loading.load import load_applications
 from penstock.config.loading.serving_args import LLMServingArgs
+from penstock.config.messages.problems import config_error
 from penstock.config.schema.env_vars import layered
 from penstock.errors import ConfigError
 
@@ -17,6 +19,17 @@ Document = dict[str, Any]
 
 _KEYS = ("api_key", "admin_key")
 _SHARE = 0.001  # of Ray's unit resource of a node: ties an actor to it and limits nobody
+
+
+def read(file: str) -> Document:
+    """What the file says, with the faults that can be found here. Raises: ConfigError."""
+    applications = load_applications(file)
+    if len(applications) > 1:
+        raise ConfigError(f"{file} has {len(applications)} applications; a fleet is one of them.")
+    (application,) = applications
+    if application.serve_only:
+        raise config_error(f"{text} Leave it out." for text in application.serve_only)
+    return document(application.args)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,3 @@
-"""From paths, mappings or objects to configs: `load`, `serving_args`, `yaml_source` (keeps lines)."""
+"""From paths, mappings or objects to configs: `load`, `serving_args`, `yaml_source` (keeps lines).
+`watched_files` notices when paths are saved.
+"""

@@ -222,19 +222,25 @@ class LLMControl:
     ) -> None:
         """Says what runs, once it does; see `FleetVersions.record`."""
         self._fleet.record(start, fleet, who, deployments)
-        await asyncio.to_thread(self._usage().note, who, "started the fleet")
+        await self.note(who, "started the fleet")
 
-    async def save(self, fleet: dict[str, Any], who: str) -> str:
+    async def note(self, who: str, text: str) -> None:
+        """Adds to the audit log."""
+        await asyncio.to_thread(self._usage().note, who, text)
+
+    async def save(self, fleet: dict[str, Any], who: str, changed_only: bool = False) -> str:
         """Applies a fleet whose file was saved, see `FleetVersions.save`. Returns what begins, or what is
         wrong; "" for no change.
         """
         try:
-            begun = await self._fleet.save(fleet, who)
+            begun = await self._fleet.save(fleet, who, changed_only)
         except Error as error:
-            return f"Nothing changes: {error}"
+            text = f"Nothing changes: {error}"
+            await self.note(who, text)
+            return text
         if isinstance(begun, str):
             return begun
-        await asyncio.to_thread(self._usage().note, who, _changed({}, begun))
+        await self.note(who, _changed({}, begun))
         return f"Applying version {begun['version']} of the fleet: {begun['what']}."
 
     async def canaries(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from penstock.config.fleet.document import Document, StartSettings, document
 from penstock.config.fleet.plan import FleetPlan, plan
 from penstock.config.loading import keys_file
 from penstock.config.messages.redact import masked
-from penstock.config.schema.settings import service_name
+from penstock.config.schema.settings import Settings, service_name
 from penstock.errors import (
     ConfigError,
     Conflict,
@@ -63,6 +63,7 @@ CREATE TABLE IF NOT EXISTS fleet (version INTEGER PRIMARY KEY AUTOINCREMENT, at 
 CREATE TABLE IF NOT EXISTS newest (version INTEGER, deployments BLOB);
 CREATE TABLE IF NOT EXISTS start (settings BLOB);
 CREATE TABLE IF NOT EXISTS seen (version INTEGER);
+CREATE TABLE IF NOT EXISTS saved (document BLOB);
 CREATE TABLE IF NOT EXISTS run (file TEXT);
 """
 Deployments = Mapping[str, str | None]
@@ -73,8 +74,8 @@ _NEXT_START = "The next start takes the files again, as they are then."
 _ADAPTERS_KEPT = "failed: a replica of "  # as `Followers.adapters` goes on
 _NOT_TAKEN_OVER = "failed: a gateway stays as it was, and tries again: "
 _UNKNOWN = (
-    "The fleet of this service is not known: a program has deployed it. Services that `penstock serve` "
-    "started can be changed by a file."
+    "The fleet of this service is not known: a program has deployed it. Services that `penstock serve` or "
+    "the manifest of `penstock kuberay` started can be changed by a file."
 )
 
 
@@ -123,6 +124,7 @@ class FleetVersions:
         self._database.execute("INSERT INTO run VALUES (?)", (name,))
         self._add(who, "started", APPLIED, fleet, {}, deployments or {})
         self._see()
+        self._remember(fleet)
 
     def history(self) -> list[FleetVersion]:
         """The last 50, the newest first."""
@@ -332,12 +334,21 @@ class FleetVersions:
         match, what = if_match or str(newest.version), f"rollback to version {version}"
         return await self.apply(self._document(version), who, match, take_over, what, always=False)
 
-    async def save(self, fleet: Document, who: str) -> dict[str, Any] | str:
+    async def save(self, fleet: Document, who: str, changed_only: bool = False) -> dict[str, Any] | str:
         """Applies what a file says when it is saved, in place of what is being applied now; see `apply`.
 
         Returns a sentence, or "", where nothing changes. So it is where a version that was applied since the
-        last save says the same: that command wrote the file, and what came later stays. Raises: as `apply`.
+        last save says the same: that command wrote the file, and what came later stays. changed_only: nothing
+        changes either where the last save said the same. Raises: as `apply`.
         """
+        fleet = _kept(fleet)
+        if changed_only and self._saved() == fleet:
+            return ""
+        begun = await self._save(fleet, who)
+        self._remember(fleet)  # not before: a caller whom no control has answered asks again
+        return begun
+
+    async def _save(self, fleet: Document, who: str) -> dict[str, Any] | str:
         newest, since = self._newest(), self._see()
         if (await self.plan(fleet))["is_empty"]:
             return ""
@@ -349,6 +360,15 @@ class FleetVersions:
         begun = await self.apply(fleet, who, take_over=True)
         self._see()
         return begun
+
+    def _saved(self) -> Document | None:
+        """What the last save said."""
+        row = self._database.execute("SELECT document FROM saved").fetchone()
+        return None if row is None else _kept(msgspec.json.decode(row[0]))
+
+    def _remember(self, fleet: Document) -> None:
+        self._database.execute("DELETE FROM saved")
+        self._database.execute("INSERT INTO saved VALUES (?)", (msgspec.json.encode(fleet),))
 
     def _see(self) -> int:
         """Notes that the newest version was there at a save. Returns that of the save before."""
@@ -387,7 +407,8 @@ class FleetVersions:
             restarts = [name for name in new if name in old and (new[name] is None or new[name] != old[name])]
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             free = ray.available_resources() if _CAN_SURGE else None
-            found = plan(before, after, restarts, nodes, free, can_grow=is_guest)
+            can_grow = is_guest or Settings.read().cluster == "growing"
+            found = plan(before, after, restarts, nodes, free, can_grow=can_grow)
             faults = [
                 *found.faults,
                 *faults_of_storage(after),

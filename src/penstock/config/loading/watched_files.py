@@ -1,4 +1,4 @@
-"""`penstock serve --watch`: files whose changes are noticed when they are saved."""
+"""Files of a fleet whose changes are noticed when they are saved."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -6,7 +6,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.models.plan import is_file
 from penstock.config.loading import yaml_source
 from penstock.config.loading.serving_args import FORMS
 from penstock.errors import ConfigError
@@ -19,8 +18,8 @@ class WatchedFiles:
     """Polled, by name: editors rename another file into its place, volumes of Kubernetes swap a link."""
 
     def __init__(self, sources: Iterable[str]) -> None:
-        """sources: of the command."""
-        self._sources = [source for source in sources if is_file(source)]
+        """sources: files of the fleet, each with those that it names."""
+        self._sources = list(sources)
         self._known: dict[str, Stamp] = {}
         self._before: dict[str, Stamp] = {}
         self.look()

@@ -1,0 +1,154 @@
+"""A fleet that follows its file: once `penstock serve --watch` serves, and where KubeRay deploys it.
+
+KubeRay deploys an application again when anyone else has changed it, as control does. So KubeRay deploys
+`FleetFile` alone, which deploys the fleet as another application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from penstock import json_logs
+from penstock.config.fleet.document import Document, StartSettings, read
+from penstock.config.loading.watched_files import WatchedFiles
+from penstock.errors import Error, Unavailable
+from penstock.serve.builders import build_openai_app
+from penstock.serve.control import application
+from penstock.serve.replica.version import built
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.5
+_ANSWER_S = 120.0
+
+
+class Control:
+    """Calls of an application's control that concern its file, from a thread that may wait."""
+
+    def __init__(self, app: str, who: str) -> None:
+        """who: for the history."""
+        self._app, self._who = app, who
+
+    def record(self, start: StartSettings, fleet: Document, deployments: Mapping[str, str | None]) -> None:
+        """Says what runs, see `LLMControl.record`. Raises: Unavailable."""
+        self._call("record", asdict(start), fleet, self._who, dict(deployments))
+
+    def save(self, fleet: Document, changed_only: bool = False) -> str:
+        """See `LLMControl.save`. Raises: Unavailable."""
+        return self._call("save", fleet, self._who, changed_only)
+
+    def note(self, text: str) -> None:
+        """Adds to the audit log. Raises: Unavailable."""
+        self._call("note", self._who, text)
+
+    def is_recorded(self) -> bool:
+        """Whether it knows what runs. Raises: Unavailable."""
+        return bool(self._call("history")["data"])
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        try:
+            handle = serve.get_deployment_handle("LLMControl", app_name=self._app)
+            return getattr(handle, method).remote(*arguments).result(timeout_s=_ANSWER_S)
+        except (RayError, RayServeException, TimeoutError) as error:
+            raise Unavailable(f"Control does not answer, and is asked again: {error}") from error
+
+
+def follow(
+    files: WatchedFiles,
+    read_them: Callable[[], Document],
+    save: Callable[[Document], str],
+    say: Callable[[str], None],
+    stopped: threading.Event,
+    *,
+    is_late: bool = False,
+) -> None:
+    """Has control apply the files each time they are saved, until `stopped`. is_late: at once, too."""
+    while not stopped.wait(_LOOK_S):
+        if not (files.saved() or is_late):
+            continue
+        was_late, is_late = is_late, False
+        try:
+            files.look()
+            said = save(read_them())
+        except Unavailable as error:
+            is_late, said = True, "" if was_late else str(error)
+        except Error as error:
+            said = f"Nothing changes: {error}"
+        if said:
+            say(said)
+
+
+class FleetFile:
+    """Deploys the fleet of a file under the name `app`, and follows the file. Ready when the fleet runs."""
+
+    async def __init__(self, file: str, gateway: Mapping[str, Any], app: str = "penstock") -> None:
+        """gateway: wins over the file's."""
+        json_logs.configure()
+        self._file, self._app, self._start = file, app, StartSettings(gateway)
+        self._control = Control(app, file)
+        self._files = WatchedFiles([file])
+        runs = await asyncio.to_thread(self._runs)
+        while not runs:
+            runs = await asyncio.to_thread(self._deploy)
+        self._following = threading.Thread(target=self._follow, name="fleet-file", daemon=True)
+        self._following.start()
+
+    def check_health(self) -> None:
+        """Serve's hook."""
+        if not self._following.is_alive():
+            raise RuntimeError("Nothing follows the file any more.")
+
+    def _runs(self) -> bool:
+        """Whether an earlier replica has deployed it."""
+        return application.state(self._app)[0] != "NOT_STARTED" and self._control.is_recorded()
+
+    def _deploy(self) -> bool:
+        """Deploys what the file says. Returns when that runs, or False when the file is saved before."""
+        self._files.look()
+        deployed: tuple[Document, dict[str, str | None]] | None = None
+        try:
+            fleet = read(self._file)
+            args = self._start.applied(fleet)
+            with built() as versions:
+                app = build_openai_app(args)
+            application.deploy(app, self._app, args.gateway.log_format)
+            deployed = fleet, versions
+        except Exception as error:  # Serve's and Ray's, too, of many kinds
+            log.exception("Nothing is deployed until the file is saved: %s", error)
+        while not self._files.saved():
+            time.sleep(_LOOK_S)
+            if deployed and application.state(self._app)[0] == "RUNNING":
+                self._control.record(self._start, *deployed)
+                return True
+        return False
+
+    def _follow(self) -> None:
+        """What has been saved since an earlier replica has ended is applied at once."""
+        never = threading.Event()
+        follow(self._files, self._read, self._save, log.warning, never, is_late=True)
+
+    def _read(self) -> Document:
+        try:
+            return read(self._file)
+        except Error as error:
+            self._control.note(f"Nothing changes: {error}")
+            raise
+
+    def _save(self, fleet: Document) -> str:
+        # Unlike a person, a kubelet writes a file again that says the same.
+        return self._control.save(fleet, changed_only=True)
+
+
+def build_fleet_file(args: Mapping[str, Any]) -> serve.Application:
+    """The application of a `FleetFile` with these arguments."""
+    return serve.deployment(FleetFile).bind(**args)
