@@ -263,7 +263,7 @@ class RunningBatch(ProgressListener):
         def remove() -> None:
             context.storage.remove_tree(f"{folder}/{JOURNAL}")
             for name in unwanted:
-                context.storage.at(f"{folder}/{name}").remove()
+                (context.storage.root / folder / name).remove()
 
         await completed(asyncio.to_thread(remove))
 
@@ -297,7 +297,7 @@ class RunningBatch(ProgressListener):
         record = self._record()
         return JobSpec(
             inputs=(at.url,),
-            output=self._context.storage.at(f"{FOLDER}/{record.id}/output.jsonl").url,
+            output=(self._context.storage.root / FOLDER / record.id / "output.jsonl").url,
             input_form="jsonl",
             reuse="off",
             read_files=False,
