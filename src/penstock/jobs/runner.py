@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from operator import sub
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -37,8 +38,7 @@ MakePool = Callable[[Sequence[str], Standing, str], WorkerPool]
 """What answers rows of these models for a batch."""
 
 
-@dataclass(slots=True)
-class RowCounts:
+class RowCounts(NamedTuple):
     """Of rows that a batch has completed, and their tokens."""
 
     rows: int = 0
@@ -46,9 +46,6 @@ class RowCounts:
     cached_tokens: int = 0
     output_tokens: int = 0
     failed: int = 0
-
-    def since(self, before: RowCounts) -> RowCounts:
-        return RowCounts(*(getattr(self, one) - getattr(before, one) for one in self.__slots__))
 
 
 Count = Callable[[BatchRecord, RowCounts], bool]
@@ -222,7 +219,7 @@ class RunningBatch(ProgressListener):
         now = RowCounts(
             stats.completed, stats.prompt_tokens, stats.cached_tokens, stats.generated_tokens, stats.failed
         )
-        new, self._counted = now.since(self._counted), now
+        new, self._counted = RowCounts(*map(sub, now, self._counted)), now
         self._standing.advance(
             new.rows, new.prompt_tokens + new.output_tokens, self._record().total - done - failed
         )
