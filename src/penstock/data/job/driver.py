@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -118,14 +119,15 @@ class Driver:
                 task.add_done_callback(self._on_ended_beside)
             try:
                 if await self._has_work():
-                    await self.pool.open()
-                    await _run_together(self._run_worker(number) for number in range(1, self.pool.size + 1))
+                    with ExitStack() as connected:
+                        connected.callback(self.pool.connect())
+                        workers = range(1, self.pool.size + 1)
+                        await _run_together(self._run_worker(number) for number in workers)
             finally:
                 for task in beside:
                     task.cancel()
                 self._queue.close()
                 await asyncio.gather(*beside, filling, return_exceptions=True)
-                await self.pool.close()
         await asyncio.sleep(0)  # what the segment's thread has called
         if self._queue.error is not None:
             raise self._queue.error
