@@ -16,8 +16,7 @@ from penstock.data.job.api import batch as run
 from penstock.data.job.report import ProgressListener, RunStats
 from penstock.data.storage.paths import LocalPath, atomic_write
 from penstock.data.table import frames
-from penstock.data.table.asking import json_schema, model_config, refuse_engine_arguments, with_schema
-from penstock.data.table.screen import bar
+from penstock.data.table.asking import bar, json_schema, model_config, refuse_engine_arguments, with_schema
 from penstock.errors import ConfigError, Unavailable
 from penstock.processes.quiet import quiet
 from penstock.temporary_folder import temporary_folder

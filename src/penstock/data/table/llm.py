@@ -23,8 +23,7 @@ from penstock.data.rows.builder import build_request
 from penstock.data.rows.request import Task
 from penstock.data.rows.template import PromptTemplate, is_empty
 from penstock.data.table import frames
-from penstock.data.table.asking import model_config, refuse_engine_arguments, with_schema
-from penstock.data.table.screen import bar
+from penstock.data.table.asking import bar, model_config, refuse_engine_arguments, with_schema
 from penstock.errors import BadRequest, ConfigError, Error, Unavailable
 from penstock.preflight import start
 from penstock.processes.quiet import quiet
