@@ -221,3 +221,21 @@ def test_a_table_that_was_not_written_whole_is_written_again(tmp_path: Path, mon
     with suppress(AttributeError):  # there is no report
         penstock.batch(table, "{a}", name="mine", url="http://127.0.0.1:9")
     assert asked[0].to_pylist() == table
+
+
+def test_fields_of_several_types_are_json_and_columns_of_their_names_get_others(patched):
+    def run(source: str, output: str, **_: Any) -> None:
+        answers = ['{"found": 1, "a": "x"}', '{"found": "two", "a": "y"}']
+        pq.write_table(pa.table({"a": ["p", "q"], "answer": answers, "error": [None, None]}), output)
+
+    patched("penstock.data.table.job.run", run)
+    table, url = pd.DataFrame({"a": ["p", "q"]}), "http://127.0.0.1:9"
+    found = penstock.batch(table, "{a}", url=url, schema={"properties": {"found": {}, "a": {}}})
+    assert found.to_dict("list") == {
+        "original_a": ["p", "q"],
+        "found": ["1", '"two"'],
+        "a": ["x", "y"],
+        "error": [None, None],
+    }
+    with pytest.raises(ConfigError, match="a field 'error'"):
+        penstock.batch(table, "{a}", url=url, schema={"properties": {"error": {}}})
