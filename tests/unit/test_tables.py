@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -17,6 +18,9 @@ import pytest
 
 import penstock
 from penstock.config import LLMConfig, ModelLoadingConfig
+from penstock.data.execution.window import Window
+from penstock.data.results.outcome import Outcome
+from penstock.data.rows.request import RowRequest
 from penstock.data.table import frames
 from penstock.errors import BadRequest, ConfigError, Unavailable
 
@@ -203,6 +207,26 @@ def test_a_refused_table_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(ConfigError):
         penstock.batch(7, "{a}", model=penstock.demo_model())
     assert not list(tmp_path.iterdir())
+
+
+def test_an_answer_of_a_service_that_leaves_fields_out_is_read_or_fails_its_row_alone(monkeypatch):
+    bodies = iter(
+        [
+            b'{"choices": [{"message": {"role": "assistant"}}]}',
+            b'{"choices": [{"message": {"content": [{"type": "text", "text": "in parts"}]}}]}',
+            b'{"error": "no model"}',
+        ]
+    )
+
+    async def run(window: Window, request: RowRequest) -> Outcome:
+        return Outcome(state="ok", body=msgspec.Raw(next(bodies)))
+
+    monkeypatch.setattr(Window, "run", run)
+    with (
+        penstock.LLM(config=SIMULATED) as llm,
+        pytest.warns(match="1 of 3 rows have no answer, such as row 2"),
+    ):
+        assert llm.map(["a", "b", "c"]) == ["", "in parts", None]
 
 
 def test_a_table_that_was_not_written_whole_is_written_again(tmp_path: Path, monkeypatch, patched):
