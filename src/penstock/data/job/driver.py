@@ -106,7 +106,8 @@ class Driver:
         """
         self._loop = asyncio.get_running_loop()
         name = f"{self.run_number:04d}-driver"
-        segment = opened(lambda: Segment(self.journal, name, self._on_journal_broken), Segment.close)
+        on_broken = partial(self._loop.call_soon_threadsafe, self._fail)
+        segment = opened(lambda: Segment(self.journal, name, on_broken), Segment.close)
         async with segment as self._segment:
             self._queue = Queue(
                 self._pending(rows),
@@ -158,10 +159,6 @@ class Driver:
         done = RowCompleted(entry.row, state, failure and failure.code)
         with self._writing:
             self._segment.append(entry, lambda: self._loop.call_soon_threadsafe(self._count, done))
-
-    def _on_journal_broken(self, error: Error) -> None:
-        """On any thread, when the segment cannot be written."""
-        self._loop.call_soon_threadsafe(self._fail, error)
 
     def _on_ended_beside(self, task: asyncio.Task[None]) -> None:
         """Such as by an error of the user's listener: without it nobody would see that the lock is lost."""
