@@ -229,6 +229,17 @@ def test_an_answer_of_a_service_that_leaves_fields_out_is_read_or_fails_its_row_
         assert llm.map(["a", "b", "c"]) == ["", "in parts", None]
 
 
+def test_a_row_whose_objects_break_fails_alone(llm: penstock.LLM):
+    class Closed:
+        def as_py(self) -> None:
+            raise RuntimeError("It is closed.")
+
+    picture = [{"role": "user", "content": [{"type": "image", "image": Closed()}]}]
+    with pytest.warns(match="1 of 2 rows have no answer, such as row 1: RuntimeError: It is closed"):
+        answers = llm.map(["a", picture], max_tokens=2)
+    assert (isinstance(answers[0], str), answers[1]) == (True, None)
+
+
 def test_a_table_that_was_not_written_whole_is_written_again(tmp_path: Path, monkeypatch, patched):
     def half(rows: Any, where: Any) -> None:
         (where if hasattr(where, "write") else where.open("wb")).write(b"PAR1")

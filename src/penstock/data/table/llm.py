@@ -138,7 +138,7 @@ class LLM:
     async def _outcome(self, row: Any, ask: Ask, params: Mapping[str, Any]) -> Outcome:
         try:
             request = build_request(ask(row), _CHAT, params)
-        except Error as error:
+        except Exception as error:  # also what the objects in a row raise: it fails this row alone
             return failed(Failure.from_error(error, "preprocess"))
         return await self._window.run(request)
 
