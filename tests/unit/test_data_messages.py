@@ -23,6 +23,7 @@ from penstock.errors import BadRequest, DownloadFailed
 
 RED = Image.new("RGB", (4, 3), "red")
 PNG = encoded(RED)
+CUT = Image.open(io.BytesIO(encoded(Image.effect_noise((64, 64), 50))[:2000]))
 MP4 = b"\0\0\0\x18ftypmp42" + bytes(20)
 REMOTE = "https://pictures.example.com/one.png"
 
@@ -200,6 +201,7 @@ def test_pictures_of_every_mode_can_be_sent(mode: str):
         ("~nobody-of-this-name/a.png", "is '~nobody-of-this-name/a.png': there is no such file"),
         ("/", "is '/': there is no such file"),
         ("iVBORw0KGgo" * 1000, "...: there is no such file; give bytes"),
+        (CUT, "is an image that cannot be read (image file is truncated"),
         (5, "is an int; give bytes, a PIL image"),
         (None, "is a part of type 'image' without 'image'"),
         ({"a": 1}, "is a dict with the keys 'a'; give bytes"),

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -17,6 +18,9 @@ import pytest
 
 import penstock
 from penstock.config import LLMConfig, ModelLoadingConfig
+from penstock.data.execution.window import Window
+from penstock.data.results.outcome import Outcome
+from penstock.data.rows.request import RowRequest
 from penstock.data.table import frames
 from penstock.errors import BadRequest, ConfigError, Unavailable
 
@@ -205,6 +209,37 @@ def test_a_refused_table_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.Mo
     assert not list(tmp_path.iterdir())
 
 
+def test_an_answer_of_a_service_that_leaves_fields_out_is_read_or_fails_its_row_alone(monkeypatch):
+    bodies = iter(
+        [
+            b'{"choices": [{"message": {"role": "assistant"}}]}',
+            b'{"choices": [{"message": {"content": [{"type": "text", "text": "in parts"}]}}]}',
+            b'{"error": "no model"}',
+        ]
+    )
+
+    async def run(window: Window, request: RowRequest) -> Outcome:
+        return Outcome(state="ok", body=msgspec.Raw(next(bodies)))
+
+    monkeypatch.setattr(Window, "run", run)
+    with (
+        penstock.LLM(config=SIMULATED) as llm,
+        pytest.warns(match="1 of 3 rows have no answer, such as row 2"),
+    ):
+        assert llm.map(["a", "b", "c"]) == ["", "in parts", None]
+
+
+def test_a_row_whose_objects_break_fails_alone(llm: penstock.LLM):
+    class Closed:
+        def as_py(self) -> None:
+            raise RuntimeError("It is closed.")
+
+    picture = [{"role": "user", "content": [{"type": "image", "image": Closed()}]}]
+    with pytest.warns(match="1 of 2 rows have no answer, such as row 1: RuntimeError: It is closed"):
+        answers = llm.map(["a", picture], max_tokens=2)
+    assert (isinstance(answers[0], str), answers[1]) == (True, None)
+
+
 def test_a_table_that_was_not_written_whole_is_written_again(tmp_path: Path, monkeypatch, patched):
     def half(rows: Any, where: Any) -> None:
         (where if hasattr(where, "write") else where.open("wb")).write(b"PAR1")
@@ -221,3 +256,21 @@ def test_a_table_that_was_not_written_whole_is_written_again(tmp_path: Path, mon
     with suppress(AttributeError):  # there is no report
         penstock.batch(table, "{a}", name="mine", url="http://127.0.0.1:9")
     assert asked[0].to_pylist() == table
+
+
+def test_fields_of_several_types_are_json_and_columns_of_their_names_get_others(patched):
+    def run(source: str, output: str, **_: Any) -> None:
+        answers = ['{"found": 1, "a": "x"}', '{"found": "two", "a": "y"}']
+        pq.write_table(pa.table({"a": ["p", "q"], "answer": answers, "error": [None, None]}), output)
+
+    patched("penstock.data.table.job.run", run)
+    table, url = pd.DataFrame({"a": ["p", "q"]}), "http://127.0.0.1:9"
+    found = penstock.batch(table, "{a}", url=url, schema={"properties": {"found": {}, "a": {}}})
+    assert found.to_dict("list") == {
+        "original_a": ["p", "q"],
+        "found": ["1", '"two"'],
+        "a": ["x", "y"],
+        "error": [None, None],
+    }
+    with pytest.raises(ConfigError, match="a field 'error'"):
+        penstock.batch(table, "{a}", url=url, schema={"properties": {"error": {}}})

@@ -71,7 +71,7 @@ class BatchStore:
         found = self._storage.read_all(FOLDER, BatchRecord)
         self._records = {batch_id: one for batch_id, one in found.items() if one is not None}
         self.progress = {}
-        names = [file.name.split("/") for file in self._storage.at(FOLDER).files() if "/" in file.name]
+        names = [file.name.split("/") for file in (self._storage.root / FOLDER).files() if "/" in file.name]
         for batch_id in {name[0] for name in names} - found.keys():
             self._storage.remove_tree(f"{FOLDER}/{batch_id}")
         for batch_id in {name[0] for name in names if name[1] == JOURNAL} & self._records.keys():

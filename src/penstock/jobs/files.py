@@ -42,9 +42,9 @@ class FileStore:
         """Reads all records, and removes contents without one: uploads that were not finished. Blocks."""
         found = self._storage.read_all(FOLDER, FileRecord)
         self._records = {file_id: one for file_id, one in found.items() if one is not None}
-        for file in self._storage.at(FOLDER).files():
+        for file in (self._storage.root / FOLDER).files():
             if file.name.partition(".")[0] not in found:
-                self._storage.at(f"{FOLDER}/{file.name}").remove()
+                (self._storage.root / FOLDER / file.name).remove()
 
     def get(self, file_id: str, owner: Owner | None = None) -> FileRecord:
         """Raises: NotFound, also for a file of another tenant than `owner`'s."""
@@ -63,7 +63,7 @@ class FileStore:
         size = await asyncio.to_thread(self._storage.size_bytes, path)
         if size is None:
             raise NotFound(f"The content of '{file_id}' is not in the storage any more.")
-        return self._storage.at(path), size
+        return self._storage.root / path, size
 
     def listed(self, query: dict[str, str], owner: Owner | None = None) -> dict[str, Any]:
         """A page in OpenAI's form. Raises: BadRequest."""
@@ -82,7 +82,7 @@ class FileStore:
         file_id = new_id("file-")
         path = f"{FOLDER}/{file_id}.jsonl"
         upload = Upload(
-            content_type, self._storage.at(path), most=self._config.max_file_bytes, room=self._room
+            content_type, self._storage.root / path, most=self._config.max_file_bytes, room=self._room
         )
         self._uploading[file_id] = upload
         try:
@@ -110,7 +110,7 @@ class FileStore:
         try:
             await self._add(record)
         except StorageFull:
-            await asyncio.to_thread(self._storage.at(record.path).remove)
+            await asyncio.to_thread((self._storage.root / record.path).remove)
             raise
 
     async def add(self, record: FileRecord) -> None:
@@ -144,7 +144,7 @@ class FileStore:
         except Exception:
             self._records[record.id] = record
             raise
-        await asyncio.to_thread(self._storage.at(record.path).remove)
+        await asyncio.to_thread((self._storage.root / record.path).remove)
 
     def _room(self) -> int | None:
         """Bytes that are left beside all files and uploads. On any thread."""

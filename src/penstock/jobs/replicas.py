@@ -101,15 +101,11 @@ class Fleet:
         named = f"{model}:{adapter}" if adapter else model
         return model, msgspec.structs.replace(request, model=named)
 
-    def free_slots(self, model: str) -> int:
-        """How many more requests the model's replicas take now, from all batches together."""
-        claimed = sum(view.claimed_of(model) for view in self.views)
-        replicas = self._sets.get(model)
-        return replicas.available_slots(claimed) if replicas is not None else 0
-
     def share(self, model: str, view: _View) -> int:
         """Slots of one model for a batch: its share while others wait, else all that are free."""
-        free = self.free_slots(model)
+        if (replicas := self._sets.get(model)) is None:
+            return 0
+        free = replicas.available_slots(sum(one.claimed_of(model) for one in self.views))
         others = [one for one in self.views if one is not view and one.is_hungry(model)]
         if not others or not free:
             return free

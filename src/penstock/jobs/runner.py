@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from operator import sub
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -37,8 +38,7 @@ MakePool = Callable[[Sequence[str], Standing, str], WorkerPool]
 """What answers rows of these models for a batch."""
 
 
-@dataclass(slots=True)
-class RowCounts:
+class RowCounts(NamedTuple):
     """Of rows that a batch has completed, and their tokens."""
 
     rows: int = 0
@@ -46,9 +46,6 @@ class RowCounts:
     cached_tokens: int = 0
     output_tokens: int = 0
     failed: int = 0
-
-    def since(self, before: RowCounts) -> RowCounts:
-        return RowCounts(*(getattr(self, one) - getattr(before, one) for one in self.__slots__))
 
 
 Count = Callable[[BatchRecord, RowCounts], bool]
@@ -222,7 +219,7 @@ class RunningBatch(ProgressListener):
         now = RowCounts(
             stats.completed, stats.prompt_tokens, stats.cached_tokens, stats.generated_tokens, stats.failed
         )
-        new, self._counted = now.since(self._counted), now
+        new, self._counted = RowCounts(*map(sub, now, self._counted)), now
         self._standing.advance(
             new.rows, new.prompt_tokens + new.output_tokens, self._record().total - done - failed
         )
@@ -263,7 +260,7 @@ class RunningBatch(ProgressListener):
         def remove() -> None:
             context.storage.remove_tree(f"{folder}/{JOURNAL}")
             for name in unwanted:
-                context.storage.at(f"{folder}/{name}").remove()
+                (context.storage.root / folder / name).remove()
 
         await completed(asyncio.to_thread(remove))
 
@@ -297,7 +294,7 @@ class RunningBatch(ProgressListener):
         record = self._record()
         return JobSpec(
             inputs=(at.url,),
-            output=self._context.storage.at(f"{FOLDER}/{record.id}/output.jsonl").url,
+            output=(self._context.storage.root / FOLDER / record.id / "output.jsonl").url,
             input_form="jsonl",
             reuse="off",
             read_files=False,

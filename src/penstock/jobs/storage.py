@@ -54,23 +54,16 @@ class JobStorage:
         self._lock = acquire_lock(self.root / "owner")
         return self._lock
 
-    def at(self, path: str) -> StoragePath:
-        """path: below the root, with slashes."""
-        found = self.root
-        for name in path.split("/"):
-            found = found / name
-        return found
-
     def read_all(self, folder: str, kind: type[Record]) -> dict[str, Record | None]:
         """The records in a folder by name, each as its last owner wrote it. Removes half-written ones.
 
         None for one that cannot be read: it is logged, and stays as it is with all that belongs to it.
         Raises: Unavailable.
         """
-        for path in unfinished_files(self.at(folder)):
+        for path in unfinished_files(self.root / folder):
             path.unlink(missing_ok=True)
         found: dict[str, list[str]] = {}
-        for file in self.at(folder).files():
+        for file in (self.root / folder).files():
             if file.name.endswith(_SUFFIX) and "/" not in file.name:
                 name, _, version = file.name.removesuffix(_SUFFIX).partition(".")
                 found[name] = sorted([*found.get(name, ()), version])
@@ -114,7 +107,7 @@ class JobStorage:
         self._versions.pop(path, None)
 
     def _record(self, path: str, version: str) -> StoragePath:
-        return self.at(f"{path}.{version}{_SUFFIX}" if version else f"{path}{_SUFFIX}")
+        return self.root / (f"{path}.{version}{_SUFFIX}" if version else f"{path}{_SUFFIX}")
 
     def _check(self) -> None:
         """Raises: Unavailable when the lock is lost, or cannot be looked at."""
@@ -132,7 +125,7 @@ class JobStorage:
 
     def remove_tree(self, folder: str) -> None:
         """A folder with everything in it; nothing happens when there is none."""
-        where = self.at(folder)
+        where = self.root / folder
         if where.is_local:
             shutil.rmtree(Path(where.url), ignore_errors=True)
         else:
@@ -141,7 +134,7 @@ class JobStorage:
 
     def size_bytes(self, path: str) -> int | None:
         """Of a file; None when there is none."""
-        found = self.at(path).files()
+        found = (self.root / path).files()
         return found[0].size_bytes if found and not found[0].name else None
 
 

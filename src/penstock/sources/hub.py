@@ -108,7 +108,7 @@ class Hub(FileSource):
         return Path(folder) / self.folder
 
 
-def _bar(count: Count) -> Callable[..., Any]:
+def _bar(count: Count) -> Any:
     """The client's progress bars, drawn nowhere: bytes go to `count`."""
     from huggingface_hub.utils import tqdm
 

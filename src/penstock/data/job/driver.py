@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -105,7 +106,8 @@ class Driver:
         """
         self._loop = asyncio.get_running_loop()
         name = f"{self.run_number:04d}-driver"
-        segment = opened(lambda: Segment(self.journal, name, self._on_journal_broken), Segment.close)
+        on_broken = partial(self._loop.call_soon_threadsafe, self._fail)
+        segment = opened(lambda: Segment(self.journal, name, on_broken), Segment.close)
         async with segment as self._segment:
             self._queue = Queue(
                 self._pending(rows),
@@ -118,14 +120,15 @@ class Driver:
                 task.add_done_callback(self._on_ended_beside)
             try:
                 if await self._has_work():
-                    await self.pool.open()
-                    await _run_together(self._run_worker(number) for number in range(1, self.pool.size + 1))
+                    with ExitStack() as connected:
+                        connected.callback(self.pool.connect())
+                        workers = range(1, self.pool.size + 1)
+                        await _run_together(self._run_worker(number) for number in workers)
             finally:
                 for task in beside:
                     task.cancel()
                 self._queue.close()
                 await asyncio.gather(*beside, filling, return_exceptions=True)
-                await self.pool.close()
         await asyncio.sleep(0)  # what the segment's thread has called
         if self._queue.error is not None:
             raise self._queue.error
@@ -156,10 +159,6 @@ class Driver:
         done = RowCompleted(entry.row, state, failure and failure.code)
         with self._writing:
             self._segment.append(entry, lambda: self._loop.call_soon_threadsafe(self._count, done))
-
-    def _on_journal_broken(self, error: Error) -> None:
-        """On any thread, when the segment cannot be written."""
-        self._loop.call_soon_threadsafe(self._fail, error)
 
     def _on_ended_beside(self, task: asyncio.Task[None]) -> None:
         """Such as by an error of the user's listener: without it nobody would see that the lock is lost."""

@@ -11,7 +11,7 @@ from penstock.data.storage.paths import StoragePath
 from penstock.data.storage.source import InputFiles
 from penstock.errors import ConfigError, SourceNotFound
 
-_NAME = "job.json"
+NAME = "job.json"
 
 
 class JobManifest(
@@ -38,7 +38,7 @@ FINISHED = "finished"
 
 def read(journal: StoragePath) -> JobManifest | None:
     """The manifest in a journal; None if there is none. Raises: ConfigError when it cannot be read."""
-    at = journal / _NAME
+    at = journal / NAME
     try:
         data = at.read()
     except SourceNotFound:
@@ -51,11 +51,7 @@ def read(journal: StoragePath) -> JobManifest | None:
 
 def write(journal: StoragePath, manifest: JobManifest) -> None:
     stored = msgspec.structs.replace(manifest, spec=redacted(manifest.spec))
-    (journal / _NAME).write(msgspec.json.format(msgspec.json.encode(stored)))
-
-
-def remove(journal: StoragePath) -> None:
-    (journal / _NAME).remove()
+    (journal / NAME).write(msgspec.json.format(msgspec.json.encode(stored)))
 
 
 def redacted(spec: JobSpec) -> JobSpec:

@@ -27,7 +27,6 @@ from penstock.errors import ConfigError, Error
 _SUCCESS = "_SUCCESS"
 """An empty file that marks a complete folder, as Hadoop and Spark write it."""
 
-CompletedRow = tuple[InputRow, Outcome]
 MakeRow = Callable[[InputRow, Outcome], Mapping[str, Any]]
 
 
@@ -121,7 +120,7 @@ class OutputWriter:
         """Types of the user's columns, with names in `taken` renamed, if input and output have types."""
         return rename_own(self._source.types(), taken) if self._format == "parquet" else {}
 
-    def _completed(self, index: Index, states: Sequence[str]) -> Iterator[CompletedRow]:
+    def _completed(self, index: Index, states: Sequence[str]) -> Iterator[tuple[InputRow, Outcome]]:
         rows = 0
         for row in self._source.rows(lambda number: index.state(number) in states):
             rows += 1

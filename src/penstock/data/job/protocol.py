@@ -5,6 +5,7 @@ The structs cross process boundaries.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -72,12 +73,10 @@ class WorkerPool(Protocol):
 
     size: int
 
-    async def open(self) -> None:
-        """Prepares what all workers need. Raises: Unavailable."""
+    def connect(self) -> Callable[[], None]:
+        """Prepares what all workers need; returns what ends it. Raises: Unavailable."""
         ...
 
     def make_worker(self, journal: StoragePath, segment: str, retry_policy: RetryPolicy) -> WorkerHandle:
         """A worker, not started. segment: the name of its segment of the journal."""
         ...
-
-    async def close(self) -> None: ...

@@ -61,27 +61,26 @@ class RayActorPool:
     address: str | None = None
     verbose: bool = False
     on_message: Callable[[str], None] | None = None
-    _disconnect: Callable[[], None] | None = None
 
-    async def open(self) -> None:
+    def connect(self) -> Callable[[], None]:
         """Blocks the loop while Ray starts, since Ray stops with the thread that started it.
 
         Raises: Unavailable when no cluster answers.
         """
         cpus = self.size * max(1.0, self.options()[1].get("num_cpus", 1))
-        self._disconnect = connect(
+        disconnect = connect(
             self.address, cpus=int(cpus) + 1, verbose=self.verbose, on_message=self.on_message
         )
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        self.config = resolved(self.config, nodes)
+        try:
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            self.config = resolved(self.config, nodes)
+        except BaseException:
+            disconnect()
+            raise
+        return disconnect
 
     def make_worker(self, journal: StoragePath, segment: str, retry_policy: RetryPolicy) -> WorkerHandle:
         return _RayWorkerHandle(self, journal.url, segment, retry_policy)
-
-    async def close(self) -> None:
-        if self._disconnect is not None:
-            self._disconnect()
-            self._disconnect = None
 
     def options(self) -> tuple[Placement, dict[str, Any]]:
         """An engine's placement, and the options of its actor."""

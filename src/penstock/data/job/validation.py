@@ -219,9 +219,8 @@ def discard(before: JobManifest) -> None:
     elif spec.output_path.exists():
         written.append(spec.output_path)
     segments = [file.name for file in spec.journal.files() if file.name.endswith(".jsonl")]
-    for path in [*written, *(spec.journal / name for name in segments)]:
+    for path in [*written, *(spec.journal / name for name in (*segments, manifest.NAME))]:
         path.remove()
-    manifest.remove(spec.journal)
 
 
 def check_continuation(before: JobSpec, spec: JobSpec) -> None:

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -153,26 +154,13 @@ def row_completed(row: int, outcome: Outcome) -> RowCompleted:
     return RowCompleted(row, outcome.state, code, prompt or 0, cached or 0, generated or 0, attempts)
 
 
+@dataclass(eq=False)
 class InProcessPool:
-    """One worker in this process, over a backend in another."""
+    """One worker in this process, over a backend in another. connect: before a backend is made."""
 
+    backend: Callable[[], Backend]
+    connect: Callable[[], Callable[[], None]] = lambda: lambda: None
     size = 1
 
-    def __init__(
-        self, backend: Callable[[], Backend], connect: Callable[[], Callable[[], None]] | None = None
-    ) -> None:
-        """connect: called before a backend is made; returns what disconnects again."""
-        self._backend, self._connect = backend, connect
-        self._disconnect: Callable[[], None] | None = None
-
-    async def open(self) -> None:
-        if self._connect is not None:
-            self._disconnect = self._connect()
-
     def make_worker(self, journal: StoragePath, segment: str, retry_policy: RetryPolicy) -> WorkerHandle:
-        return BatchWorker(self._backend(), partial(Segment, journal, segment), retry_policy, exclusive=False)
-
-    async def close(self) -> None:
-        if self._disconnect is not None:
-            self._disconnect()
-            self._disconnect = None
+        return BatchWorker(self.backend(), partial(Segment, journal, segment), retry_policy, exclusive=False)

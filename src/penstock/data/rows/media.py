@@ -141,6 +141,10 @@ def _as_png(value: Any, where: str) -> bytes | None:
     if not (value.width and value.height):
         raise invalid_field(where, f"is an image of {value.width} x {value.height} pixels")
     try:
+        value.load()
+    except Exception as error:  # of many kinds, as its file is cut or damaged
+        raise invalid_field(where, f"is an image that cannot be read ({error})") from error
+    try:
         return _saved(value, "PNG", compress_level=1)
     except OSError:  # a mode that PNG lacks: CMYK, LAB, F
         return _saved(value.convert("RGB"), "PNG", compress_level=1)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from penstock.data.rows.coerce import expect, invalid_field, parse_json, to_dict, truncate
-from penstock.data.rows.request import CHAT, COMPLETIONS, Kind
+from penstock.data.rows.request import CHAT, COMPLETIONS, KINDS, Kind
 from penstock.openai import parameters
 
 Fields = dict[str, Any]
@@ -32,10 +32,8 @@ _POOLING = {
 }
 
 PARAMETERS: Mapping[Kind, Mapping[str, str]] = {
+    **dict.fromkeys(KINDS, _POOLING),
     "generate": parameters.GENERATING,
-    "embed": _POOLING,
-    "classify": _POOLING,
-    "score": _POOLING,
 }
 """Parameters that a row may set, with their types."""
 
@@ -43,10 +41,8 @@ CHAT_ONLY = frozenset(parameters.CHAT)
 COMPLETIONS_ONLY = frozenset(parameters.COMPLETIONS) - {"echo"}
 
 GROUPS: Mapping[Kind, tuple[str, ...]] = {
+    **dict.fromkeys(KINDS, ("pooling_params", "tokenization_kwargs")),
     "generate": ("sampling_params", "tokenization_kwargs"),
-    "embed": ("pooling_params", "tokenization_kwargs"),
-    "classify": ("pooling_params", "tokenization_kwargs"),
-    "score": ("pooling_params", "tokenization_kwargs"),
 }
 """Fields that hold parameters."""
 

@@ -1,11 +1,14 @@
-"""How a question, a schema and a model's name become what jobs and engines take."""
+"""How a question, a schema and a model's name become what jobs and engines take; and the progress bar."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from tqdm.auto import tqdm
 
 from penstock.config import LLMConfig, ModelLoadingConfig
 from penstock.data.rows.coerce import invalid_field
@@ -55,3 +58,9 @@ def json_schema(schema: Schema) -> Mapping[str, Any]:
     if not hasattr(schema, "model_json_schema"):
         raise ConfigError(f"The schema is {schema!r:.80}; give a Pydantic class or a JSON schema as a dict.")
     return schema.model_json_schema()
+
+
+def bar(rows: int | None, screen: IO[str] | None = None) -> tqdm[Any]:
+    """A progress bar on a terminal and in a notebook."""
+    shown = (screen or sys.stderr).isatty() or "ipykernel" in sys.modules
+    return tqdm(total=rows, unit=" rows", file=screen, leave=False, disable=not shown)

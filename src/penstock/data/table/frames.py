@@ -11,7 +11,7 @@ import pyarrow as pa
 from penstock.data.rows.template import PromptTemplate, column_of
 from penstock.errors import ConfigError
 
-_NOT_IN_ARROW = (ArithmeticError, NotImplementedError, TypeError, ValueError)
+NOT_IN_ARROW = (ArithmeticError, NotImplementedError, TypeError, ValueError)
 """What Arrow raises for values that no column of it can hold: mostly those of several types."""
 
 
@@ -25,7 +25,7 @@ def arrow(table: Any) -> Any:
         values = column(number)
         try:
             arrays[name] = pa.table(values.to_frame()).column(0) if _is_polars(values) else pa.array(values)
-        except _NOT_IN_ARROW as error:
+        except NOT_IN_ARROW as error:
             why = str(error).splitlines()[0]
             raise ConfigError(f"The column {name!r} has values of several types: {why}") from error
     return pa.table(arrays)
@@ -91,7 +91,7 @@ def _columns(table: Any) -> tuple[list[str], Callable[[int], Any]]:
         return list(table.columns), table.to_series
     try:
         found = pa.table(table)
-    except _NOT_IN_ARROW as error:
+    except NOT_IN_ARROW as error:
         raise _no_table(table) from error
     return list(found.column_names), lambda number: cast("Any", found.column(number).combine_chunks())
 
@@ -104,7 +104,7 @@ def _values(column: Any) -> list[Any]:
     """As Python's own; those of several types as they are."""
     try:
         return pa.array(column).to_pylist()
-    except _NOT_IN_ARROW:
+    except NOT_IN_ARROW:
         return _python_values(column)
 
 

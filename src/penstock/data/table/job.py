@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 
 from penstock.data.job.api import batch as run
 from penstock.data.job.report import ProgressListener, RunStats
+from penstock.data.results.merge import rename_own
 from penstock.data.storage.paths import LocalPath, atomic_write
 from penstock.data.table import frames
-from penstock.data.table.asking import json_schema, model_config, refuse_engine_arguments, with_schema
-from penstock.data.table.screen import bar
+from penstock.data.table.asking import bar, json_schema, model_config, refuse_engine_arguments, with_schema
 from penstock.errors import ConfigError, Unavailable
 from penstock.processes.quiet import quiet
 from penstock.temporary_folder import temporary_folder
@@ -53,6 +53,9 @@ def batch(
     if url:
         refuse_engine_arguments(engine_kwargs)
     asking = with_schema(params or {}, schema)
+    fields = [] if schema is None else list(json_schema(schema).get("properties", {}))
+    if "error" in fields:
+        raise ConfigError("The schema has a field 'error', the name of the column with errors. Rename it.")
     folder = temporary_folder("table")
     try:
         output = Path(folder if name is None else ".").absolute() / f"{name or 'answers'}.parquet"
@@ -84,15 +87,12 @@ def batch(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if schema is not None:
-        answers = _with_fields(answers, answer, schema)
+        answers = _with_fields(answers, answer, fields)
     return frames.frame(answers, table)
 
 
-def _with_fields(answers: Any, answer: str, schema: Schema) -> Any:
-    """A column for each field of the schema in place of the texts."""
-    names = list(json_schema(schema).get("properties", {}))
-    if taken := sorted({*names} & {*answers.column_names} - {answer}):
-        raise ConfigError(f"The schema has fields of the table's own names: {', '.join(taken)}. Rename them.")
+def _with_fields(answers: Any, answer: str, fields: list[str]) -> Any:
+    """A column for each field in place of the texts. The table's own columns of these names are renamed."""
     found: list[dict[str, Any]] = []
     for text in answers.column(answer).to_pylist():
         try:
@@ -101,9 +101,18 @@ def _with_fields(answers: Any, answer: str, schema: Schema) -> Any:
             found.append({})
     at = answers.column_names.index(answer)
     answers = answers.remove_column(at)
-    for name in reversed(names):
-        answers = answers.add_column(at, name, pa.array([one.get(name) for one in found]))
+    answers = answers.rename_columns(list(rename_own(dict.fromkeys(answers.column_names), fields)))
+    for name in reversed(fields):
+        answers = answers.add_column(at, name, _column([one.get(name) for one in found]))
     return answers
+
+
+def _column(values: list[Any]) -> Any:
+    """An Arrow array; of JSON texts where the values have no common type."""
+    try:
+        return pa.array(values)
+    except frames.NOT_IN_ARROW:
+        return pa.array([None if one is None else msgspec.json.encode(one).decode() for one in values])
 
 
 class _Watcher(ProgressListener):

@@ -18,13 +18,13 @@ from penstock import tiers
 from penstock.config import LLMConfig
 from penstock.data.backends.protocol import Backend
 from penstock.data.execution.window import Window
+from penstock.data.results.columns import result_columns
 from penstock.data.results.outcome import Failure, Outcome, failed
 from penstock.data.rows.builder import build_request
 from penstock.data.rows.request import Task
 from penstock.data.rows.template import PromptTemplate, is_empty
 from penstock.data.table import frames
-from penstock.data.table.asking import model_config, refuse_engine_arguments, with_schema
-from penstock.data.table.screen import bar
+from penstock.data.table.asking import bar, model_config, refuse_engine_arguments, with_schema
 from penstock.errors import BadRequest, ConfigError, Error, Unavailable
 from penstock.preflight import start
 from penstock.processes.quiet import quiet
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     Ask = Callable[[Any], Mapping[str, Any]]
 
+_CHAT = Task(token_ids=False)
 _MOST_BEGUN = 4096
 """Rows of a table that are requests at a time; the window sends as many of them as the engine takes."""
 
@@ -136,8 +137,8 @@ class LLM:
 
     async def _outcome(self, row: Any, ask: Ask, params: Mapping[str, Any]) -> Outcome:
         try:
-            request = build_request(ask(row), Task(token_ids=False), params)
-        except Error as error:
+            request = build_request(ask(row), _CHAT, params)
+        except Exception as error:  # also what the objects in a row raise: it fails this row alone
             return failed(Failure.from_error(error, "preprocess"))
         return await self._window.run(request)
 
@@ -237,15 +238,15 @@ def _is_system(message: Any) -> bool:
 
 def _answer(outcome: Outcome, schema: Schema | None) -> Any:
     """Raises: Error."""
-    if outcome.failure is not None:
-        raise outcome.failure.to_error()
-    choice = msgspec.json.decode(outcome.body)["choices"][0]
-    text = choice["message"]["content"] or ""
+    found = result_columns(_CHAT, outcome)
+    if found["error"] is not None:
+        raise Failure(**found["error"]).to_error()
+    text: str = found["generated_text"]
     if schema is None:
         return text
     try:
         return schema.model_validate_json(text) if isinstance(schema, type) else msgspec.json.decode(text)
     except ValueError as error:  # also what Pydantic and msgspec raise
-        is_cut = choice["finish_reason"] == "length"
+        is_cut = found["finish_reason"] == "length"
         why = "it was cut at max_tokens" if is_cut else str(error).splitlines()[0]
         raise BadRequest(f"The answer does not fit the schema: {why}. It is {text!r:.200}") from error

@@ -191,9 +191,7 @@ class LLMJobs:
         """What a tenant's batch has completed. Returns whether its budget is used up."""
         if not record.key or self._tenants is None:
             return False
-        tokens = counts.prompt_tokens, counts.cached_tokens, counts.output_tokens
-        row = UsageRow(counts.rows, *tokens, counts.failed)
-        return self._tenants.add_rows(record.tenant, record.key, record.models, row)
+        return self._tenants.add_rows(record.tenant, record.key, record.models, UsageRow(*counts))
 
     async def address(self, node_id: str) -> dict[str, str | int | None]:
         """The address of its listener, for a gateway on that node."""
