@@ -27,7 +27,7 @@ from penstock import asgi
 from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
 from penstock.config import LLMConfig
 from penstock.errors import BadRequest
-from penstock.hooks.hook import Threads, fault, takes_two
+from penstock.hooks.hook import Threads, fault, takes
 from penstock.layers.preprocessing import context_of
 from penstock.openai.asgi_response import EventStream, is_event_stream, send_error, send_json
 from penstock.openai.errors import form
@@ -107,7 +107,7 @@ class CustomEndpoints:
 
         try:
             argument: Any = HTTPRequest(scope, receive) if _wants_http(method) else _object(body)
-            context = (context_of(scope, self._config),) if takes_two(method) else ()
+            context = (context_of(scope, self._config),) if takes(method, 2) else ()
             await _send(await self._called(method, argument, *context), scope, receive, noted)
         except Exception as error:
             request_id = context_of(scope, self._config).request_id
