@@ -36,6 +36,7 @@ from penstock.serve.gateway.routes import RESERVED
 
 _MARK, _BATCH = "_penstock_path", "_penstock_batch"
 _DONE = b"data: [DONE]\n\n"
+_PATH = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@/-]*")  # it is sent as it is. RFC 3986, 3.3
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -48,7 +49,7 @@ def endpoint(path: str, *, batch: bool = False) -> Callable[[_Method], _Method]:
     yields the events of a stream. A ValueError is a 400 with its text, anything else that it raises a 500.
     Raises: ValueError for a path that is reserved or invalid.
     """
-    if not path.startswith("/") or path in RESERVED or any(sign in path for sign in "{}?# "):
+    if path in RESERVED or not _PATH.fullmatch(path):
         raise ValueError(f"{path!r} is reserved or not a valid path; use one such as '/v1/summarize'.")
 
     def mark(method: _Method) -> _Method:
