@@ -195,11 +195,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.write_eof()
 
     def end_if_received(self) -> None:
-        """Ends a connection that closes, once two looks have found that its client has received everything: at
-        the first one, what is encrypted may be on its way to the kernel.
+        """Ends a connection that closes, once two looks have found that its client has received everything:
+        at the first one, what is encrypted may be on its way to the kernel.
 
-        Under TLS the connection would wait for the client's answer. A synchronous client reads what comes on an
-        idle connection with its next request only.
+        Under TLS the connection would wait for the client's answer. A synchronous client reads what comes on
+        an idle connection with its next request only.
         """
         if not self.transport.is_closing() or self.transport.get_write_buffer_size():
             return
