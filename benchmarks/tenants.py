@@ -63,7 +63,7 @@ _STREAM = [
 class _Connection:
     """A replica's, in place of `ReplicaConnection`."""
 
-    exchanges, heard, complete = 1, True, True
+    exchanges, heard, stream_ended = 1, True, True
 
     def request(self, head: bytes, *body: bytes | bytearray) -> None:
         streams = b'"stream":true' in body[0]

@@ -205,7 +205,7 @@ async def test_the_same_path_of_two_models_is_told_apart_by_model(served):
         assert '"letter":"x"' in alone.text
 
 
-@pytest.mark.parametrize("path", ["summarize", "/metrics", "/v1/{name}"])
+@pytest.mark.parametrize("path", ["summarize", "/metrics", "/v1/{name}", "/v1/résumé", "/a%20b", "/a\n"])
 def test_paths_that_cannot_be_ones_own_are_refused(path):
     with pytest.raises(ValueError, match="reserved or not a valid path"):
         endpoint(path)

@@ -484,7 +484,7 @@ class Pool:
     breaks.
     """
 
-    heard, complete, exchanges = True, False, 1
+    heard, stream_ended, exchanges = True, False, 1
 
     def __init__(self, *, breaks: bool = False, status: int = 200) -> None:
         self.breaks, self.status, self.requests = breaks, status, list[bytes]()

@@ -23,11 +23,13 @@ def error_event(code: int, message: str) -> bytes:
 class Application:
     """Answers with what it was given, piece by piece, and may fail in the end."""
 
-    def __init__(self, status: int, *pieces: bytes, fails: bool = False) -> None:
-        self.status, self.pieces, self.fails = status, pieces, fails
+    def __init__(
+        self, status: int, *pieces: bytes, fails: bool = False, kind: bytes = b"text/event-stream"
+    ) -> None:
+        self.status, self.pieces, self.fails, self.kind = status, pieces, fails, kind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(b"content-type", b"text/plain"), (b"x-request-id", b"7")]
+        headers = [(b"content-type", self.kind), (b"x-request-id", b"7")]
         if self.status:
             await send({"type": "http.response.start", "status": self.status, "headers": headers})
         for piece in self.pieces:
@@ -63,7 +65,7 @@ def vllm_says(message: str, param: str | None = None) -> dict[str, Any]:
 async def test_a_good_answer_passes_untouched():
     sent = await let_out(Application(200, EVENT, DONE))
     assert [message.get("body") for message in sent] == [None, EVENT, DONE, b""]
-    assert sent[0]["headers"] == [(b"content-type", b"text/plain"), (b"x-request-id", b"7")]
+    assert sent[0]["headers"] == [(b"content-type", b"text/event-stream"), (b"x-request-id", b"7")]
 
 
 async def test_an_error_event_ends_the_stream_in_our_envelope():
@@ -154,6 +156,13 @@ async def test_an_application_that_raises_before_its_answer_is_a_500():
 async def test_an_application_that_raises_in_a_stream_ends_it_with_an_error():
     sent = await let_out(Application(200, EVENT, fails=True))
     assert b"internal_error" in sent[-1]["body"]
+
+
+async def test_an_application_that_raises_in_another_answer_leaves_it_without_an_end():
+    sent = await let_out(Application(200, b'{"data": [', fails=True, kind=b"application/json"))
+    assert [(message.get("body"), message.get("more_body")) for message in sent[1:]] == [
+        (b'{"data": [', True)
+    ]
 
 
 async def test_a_refusal_keeps_the_request_id():

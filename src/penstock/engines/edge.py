@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
 from penstock.engines import foreign
 from penstock.errors import EngineDead, Error
-from penstock.openai.asgi_response import send_error
+from penstock.openai.asgi_response import is_event_stream, send_error
 from penstock.openai.errors import ERROR_EVENTS, form
 
 log = logging.getLogger(__name__)
@@ -93,16 +93,19 @@ class _Answer:
         await self.fail(better or self._edge.heard(body, status), kept)
 
     async def fail(self, error: Error, kept: Sequence[tuple[bytes, bytes]] = ()) -> None:
-        """Ends the response, unless it has ended: with a status, or after its first bytes with an event."""
+        """Ends the response, unless it has ended: with a status, or after its first bytes with an event.
+
+        What is no stream of events is left without its end, so that nobody takes it for whole.
+        """
         if self._ended:
             return
         self._ended = True
         if error.status >= 500 and (reason := self._edge.death()):
             error = EngineDead(reason)
-        if self._begun:
-            await self._send({"type": "http.response.body", "body": form(self._path).event(error)})
-        else:
+        if not self._begun:
             await send_error(self._send, error, self._path, kept)
+        elif is_event_stream(self._start):
+            await self._send({"type": "http.response.body", "body": form(self._path).event(error)})
 
 
 def _log_failure(status: int, body: bytes) -> None:

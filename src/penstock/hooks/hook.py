@@ -64,7 +64,7 @@ class Hook:
         except Exception as error:  # runs the user's code
             fault = f"{_shown(getattr(config, field))} cannot be made: {_why(error)}."
             raise ConfigError((config.location / field).says(fault)) from error
-        self._takes_context = takes_two(self._ask)
+        self._takes_context = takes(self._ask, 2)
         called: Any = getattr(self._ask, "__call__", None)  # noqa: B004 - of an object that is called
         self._waits = any(map(inspect.iscoroutinefunction, (self._ask, called)))
         self._threads = Threads(field)
@@ -149,12 +149,8 @@ def problems(config: LLMConfig) -> list[str]:
     return found
 
 
-def takes_two(ask: Callable[..., Any]) -> bool:
-    """Whether it takes the context, too."""
-    return _takes(ask, 2)
-
-
-def _takes(ask: Callable[..., Any], count: int) -> bool:
+def takes(ask: Callable[..., Any], count: int) -> bool:
+    """Whether it takes so many arguments: with the second one, the context."""
     try:
         inspect.signature(ask).bind(*[None] * count)
     except TypeError:
@@ -193,7 +189,7 @@ def _resolved(config: LLMConfig, field: str) -> tuple[Any, dict[str, Any]]:
     for code in (called, getattr(called, "__call__", None)):  # noqa: B004 - of an object that is called
         if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
             raise TypeError("it yields; it must return one value")
-    if not (_takes(called, filled + 1) or _takes(called, filled + 2)):
+    if not (takes(called, filled + 1) or takes(called, filled + 2)):
         raise TypeError(f"it takes {inspect.signature(called)}; it must take (request) or (request, context)")
     return found, given
 

@@ -16,6 +16,8 @@ from typing import cast
 
 import httptools
 
+from penstock.transport.continuation import StreamRecord
+
 _HIGH_WATER_BYTES = 64 * 1024  # unread; above it the socket is not read, so a slow client costs no memory
 
 STREAM = b"x-penstock-stream"
@@ -59,10 +61,11 @@ class ReplicaConnection(asyncio.Protocol):
         self._hold: Callable[[int, bool], None] | None = None
         self._held = False
         self._multiplexed = False  # the body comes over the multiplexed connection
-        self._stream_ended = False  # ... and has come
+        self.stream_ended = False  # ... and has come, also where this connection has not ended yet
         self._message_ended = False
         self._multiplexer_lost = False
         self.stream_id = 0
+        self.record: StreamRecord  # of a stream that is multiplexed
         self.finished = False
         self.exchanges = 0
         self.idle_since = 0.0
@@ -73,7 +76,7 @@ class ReplicaConnection(asyncio.Protocol):
         """Sends a request, its body in parts; the previous one must have finished."""
         self._headers, self._head = [], None
         self.finished = False
-        self._multiplexed = self._stream_ended = self._message_ended = False
+        self._multiplexed = self.stream_ended = self._message_ended = False
         self.exchanges += 1
         self._transport.writelines([head, *filter(None, body)])
 
@@ -135,11 +138,6 @@ class ReplicaConnection(asyncio.Protocol):
         return self.finished and not self._pieces
 
     @property
-    def complete(self) -> bool:
-        """Whether all of a multiplexed body has come, also where its own connection has not ended yet."""
-        return self._stream_ended
-
-    @property
     def reusable(self) -> bool:
         """Whether another request may follow: unread bytes would be taken for its response."""
         return (
@@ -174,9 +172,13 @@ class ReplicaConnection(asyncio.Protocol):
 
     # -- for the multiplexer
 
-    def attach(self, number: int, hold: Callable[[int, bool], None]) -> None:
-        """The next body may come by `feed`. hold: called with `number`, and whether the stream must pause."""
+    def attach(self, number: int, hold: Callable[[int, bool], None], record: StreamRecord) -> None:
+        """The next body may come by `feed`. hold: called with `number`, and whether the stream must pause.
+
+        record: counts the pieces that come, and keeps what was recorded.
+        """
         self.stream_id, self._hold, self._held, self._multiplexer_lost = number, hold, False, False
+        self.record = record
 
     def feed(self, piece: bytes, last: bool) -> None:
         """A piece of the body that came over the multiplexed connection."""
@@ -187,7 +189,7 @@ class ReplicaConnection(asyncio.Protocol):
                 self.resume()
             return
         if last:
-            self._stream_ended = True
+            self.stream_ended = True
             self._finish()
         if piece:
             self.on_body(piece)
@@ -202,7 +204,7 @@ class ReplicaConnection(asyncio.Protocol):
     def lose_multiplexer(self) -> None:
         """The multiplexed connection has ended: a body that it carries is lost."""
         self._multiplexer_lost = True
-        if self._multiplexed and not self._stream_ended:
+        if self._multiplexed and not self.stream_ended:
             self.fail("the replica's multiplexed connection has ended")
 
     async def _event(self) -> None:
@@ -250,7 +252,7 @@ class ReplicaConnection(asyncio.Protocol):
     @property
     def _is_rest_due(self) -> bool:
         """Whether a multiplexed body has not ended. Once the message has, the connection may be closed."""
-        return self._multiplexed and not self._stream_ended
+        return self._multiplexed and not self.stream_ended
 
     # -- for the event loop
 

@@ -168,28 +168,23 @@ class StreamReceiver:
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._streams: dict[int, ReplicaConnection] = {}
-        self._records: dict[int, StreamRecord] = {}
         self._carrier: ReplicaConnection | None = None
         self._closing = False
         self.settled = asyncio.Event()
         """Set once the replica has taken or refused the connection for the first time."""
 
     def attach(self, connection: ReplicaConnection, record: StreamRecord) -> bytes:
-        """The header line for the next request on `connection`; empty while nothing is multiplexed.
-
-        record: counts the pieces that come for it, and keeps what was recorded.
-        """
+        """The header line for the next request on `connection`; empty while nothing is multiplexed."""
         if self._carrier is None or self._closing:
             return b""
         number = next(self._numbers)
-        self._streams[number], self._records[number] = connection, record
-        connection.attach(number, self._hold)
+        self._streams[number] = connection
+        connection.attach(number, self._hold, record)
         return b"%b: %d\r\n" % (STREAM, number)
 
     def detach(self, connection: ReplicaConnection) -> None:
         """Its exchange has ended, or goes on elsewhere; later pieces are dropped."""
         self._streams.pop(connection.stream_id, None)
-        self._records.pop(connection.stream_id, None)
         if self._closing:
             self.close()
 
@@ -220,13 +215,13 @@ class StreamReceiver:
             raise ConnectionResetError("the replica ended the multiplexed connection")
         finally:
             self._carrier = None
-            streams, self._streams, self._records = self._streams, {}, {}
+            streams, self._streams = self._streams, {}
             for connection in streams.values():
                 connection.lose_multiplexer()
 
     def _demultiplex(self, frames: bytes) -> bytes:
         """Passes its pieces to each stream, those that came together at once; returns an incomplete frame."""
-        at, size, head_bytes, records = 0, len(frames), _FRAME.size, self._records
+        at, size, head_bytes, streams = 0, len(frames), _FRAME.size, self._streams
         pieces: dict[int, list[bytes]] = {}
         ended: set[int] = set()
         while at + head_bytes <= size:
@@ -235,24 +230,24 @@ class StreamReceiver:
             end = begin + (length >> 1)
             if end > size:
                 break
-            if number in records:
+            if (connection := streams.get(number)) is not None:
                 data = frames[begin - recorded : begin]
                 if data and not groups:
-                    records[number].origin = data
+                    connection.record.origin = data
                 else:
-                    records[number].add(count, groups, data)
+                    connection.record.add(count, groups, data)
                 if count:
                     pieces.setdefault(number, []).append(frames[begin:end])
             if length & 1:
                 ended.add(number)
             at = end
         for number, some in pieces.items():
-            if (connection := self._streams.get(number)) is not None:
+            if (connection := streams.get(number)) is not None:
                 try:
                     connection.feed(some[0] if len(some) == 1 else b"".join(some), number in ended)
                 except Exception as error:  # of one client: the streams of all others go on
                     log.exception("A client's stream failed.")
-                    self._records[number].lose("client")
+                    connection.record.lose("client")
                     connection.fail(repr(error))
         return frames[at:]
 

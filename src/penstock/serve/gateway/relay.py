@@ -310,11 +310,11 @@ async def _relay_body(
 async def _sent_all(connection: ReplicaConnection, reply: ClientResponse, events: Events) -> bool:
     """Sends what has come from a connection that is lost; returns whether that is all of the stream."""
     piece = connection.unread()
-    if connection.complete:
+    if connection.stream_ended:
         await reply.piece(events.rest + piece, more=False)
     elif whole := events.of(piece):
         await reply.piece(whole)
-    return connection.complete
+    return connection.stream_ended
 
 
 async def _pour(connection: ReplicaConnection, reply: ClientResponse, events: Events) -> None:

@@ -99,6 +99,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _bounds_body = True  # until the app accepts a request whose body may go on for as long as it likes
     _fault: tuple[str, str, bytes] | None = None  # why the parser was stopped: for the count, for the client
     _deaf = False  # what still comes is dropped
+    _received = False  # by the client, of a connection that closes: everything, when last looked at
     _accepted = True  # the request whose answer is under way
     _connections: Connections
     _peer: Peer | None = None  # None where clients are trusted
@@ -168,19 +169,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self.since = self.loop.time()
         self.transport.close()
 
-    def end_if_received(self) -> None:
-        """Ends a connection that closes and whose client has received everything.
-
-        Under TLS it would wait for the client's answer, which one that keeps idle connections reads with its
-        next request only.
-        """
-        if not self.transport.is_closing() or self.transport.get_write_buffer_size():
-            return
-        with contextlib.suppress(OSError, ValueError):  # it has just ended
-            unsent = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-            if not any(unsent):  # nor is anything not acknowledged
-                self.transport.abort()
-
     def finish(self) -> None:
         """The same after an answer: a reset would take it from a client still sending. RFC 9112, 9.6."""
         if self._deaf or self.cycle.more_body:
@@ -205,6 +193,21 @@ class BoundedProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
+
+    def end_if_received(self) -> None:
+        """Ends a connection that closes, once two looks have found that its client has received everything:
+        at the first one, what is encrypted may be on its way to the kernel.
+
+        Under TLS the connection would wait for the client's answer. A synchronous client reads what comes on
+        an idle connection with its next request only.
+        """
+        if not self.transport.is_closing() or self.transport.get_write_buffer_size():
+            return
+        with contextlib.suppress(OSError, ValueError):  # it has just ended
+            unsent = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+            before, self._received = self._received, not any(unsent)  # nor is anything not acknowledged
+            if before and self._received:
+                self.transport.abort()
 
     # -- what comes
 

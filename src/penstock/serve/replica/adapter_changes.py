@@ -19,6 +19,14 @@ log = logging.getLogger(__name__)
 _RETRY_S = 10.0
 
 
+def sentence(error: Exception, what: str) -> str:
+    """What control is told of `error`; one that is no `Error` is logged, as `what` has failed."""
+    if isinstance(error, Error):
+        return str(error)
+    log.error(what, exc_info=error)
+    return f"{type(error).__name__}: {error}"
+
+
 class AdapterChanges:
     """One at a time, and of several only the newest. tried: the id of the last one; fault: why it failed."""
 
@@ -52,11 +60,8 @@ class AdapterChanges:
         try:
             if self._store is not None:
                 await self._store.change(sources.fields)
-        except Error as error:
-            fault = str(error)
-        except Exception as error:  # a downloader's or an engine's own
-            log.exception("The adapters cannot be changed")
-            fault = f"{type(error).__name__}: {error}"
+        except Exception as error:  # a downloader's or an engine's own, too
+            fault = sentence(error, "The adapters cannot be changed")
         if fault and (sources.id, fault) != (self.tried, self.fault):
             log.error("The adapters stay as they were, and it is tried again: %s", fault)
         self.tried, self.fault, self._tried_at = sources.id, fault, time.monotonic()

@@ -7,7 +7,6 @@ requests before it begins, so that they send nothing more.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from ray import serve
 
 from penstock.engine import Engine
 from penstock.engine_control import EngineControl, PauseMode, control_of
-from penstock.errors import Conflict, EngineStartFailed, Error, Unsupported
+from penstock.errors import Conflict, EngineStartFailed, Unsupported
 from penstock.layers.adapters import Store
 from penstock.serve.control import operations
 from penstock.serve.control.link import ControlLink
@@ -35,9 +34,7 @@ from penstock.serve.control.state import (
     Started,
     Update,
 )
-from penstock.serve.replica.adapter_changes import AdapterChanges
-
-log = logging.getLogger(__name__)
+from penstock.serve.replica.adapter_changes import AdapterChanges, sentence
 
 _RETRY_S = 10.0
 """Between two attempts to reach a desired state."""
@@ -194,11 +191,9 @@ class Reconciler:
             self._desired = desired = self._latest or self._desired
             try:
                 await self._reach(desired)
-            except Error as error:
-                self._record(str(error), unsupported=isinstance(error, Unsupported))
             except Exception as error:
-                log.exception("Version %d of the desired state was not reached", desired.version)
-                self._record(f"{type(error).__name__}: {error}")
+                said = sentence(error, f"Version {desired.version} of the desired state was not reached")
+                self._record(said, unsupported=isinstance(error, Unsupported))
             else:
                 self._record("")
             self._version = desired.version
@@ -227,11 +222,8 @@ class Reconciler:
 
         try:
             say({"result": await self.perform(command.operation, command.arguments)})
-        except Error as error:
-            say({"error": str(error)})
         except Exception as error:
-            log.exception("%s failed", command.operation)
-            say({"error": f"{type(error).__name__}: {error}"})
+            say({"error": sentence(error, f"{command.operation} failed")})
 
     def status(self) -> ReplicaStatus:
         """What the replica reports to control."""

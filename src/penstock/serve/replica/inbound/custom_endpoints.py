@@ -27,7 +27,7 @@ from penstock import asgi
 from penstock.asgi import ASGIApp, Message, Receive, Scope, Send
 from penstock.config import LLMConfig
 from penstock.errors import BadRequest
-from penstock.hooks.hook import Threads, fault, takes_two
+from penstock.hooks.hook import Threads, fault, takes
 from penstock.layers.preprocessing import context_of
 from penstock.openai.asgi_response import EventStream, is_event_stream, send_error, send_json
 from penstock.openai.errors import form
@@ -36,6 +36,7 @@ from penstock.serve.gateway.routes import RESERVED
 
 _MARK, _BATCH = "_penstock_path", "_penstock_batch"
 _DONE = b"data: [DONE]\n\n"
+_PATH = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@/-]*")  # it is sent as it is. RFC 3986, 3.3
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -48,7 +49,7 @@ def endpoint(path: str, *, batch: bool = False) -> Callable[[_Method], _Method]:
     yields the events of a stream. A ValueError is a 400 with its text, anything else that it raises a 500.
     Raises: ValueError for a path that is reserved or invalid.
     """
-    if not path.startswith("/") or path in RESERVED or any(sign in path for sign in "{}?# "):
+    if path in RESERVED or not _PATH.fullmatch(path):
         raise ValueError(f"{path!r} is reserved or not a valid path; use one such as '/v1/summarize'.")
 
     def mark(method: _Method) -> _Method:
@@ -107,7 +108,7 @@ class CustomEndpoints:
 
         try:
             argument: Any = HTTPRequest(scope, receive) if _wants_http(method) else _object(body)
-            context = (context_of(scope, self._config),) if takes_two(method) else ()
+            context = (context_of(scope, self._config),) if takes(method, 2) else ()
             await _send(await self._called(method, argument, *context), scope, receive, noted)
         except Exception as error:
             request_id = context_of(scope, self._config).request_id
