@@ -151,4 +151,5 @@ class FleetFile:
 
 def build_fleet_file(args: Mapping[str, Any]) -> serve.Application:
     """The application of a `FleetFile` with these arguments."""
-    return serve.deployment(FleetFile).bind(**args)
+    follower: Any = serve.deployment(FleetFile)
+    return follower.bind(**args)
