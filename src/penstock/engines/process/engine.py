@@ -117,7 +117,9 @@ class ProcessEngine(EngineControl):
         request_id: str | None = None,
         adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        model = self.names(self._loaded(adapter or using_adapter.get())).childs
+        if (adapter := adapter or using_adapter.get()) is not None and adapter not in self._adapters:
+            raise peft.not_loaded(adapter)
+        model = self.names(adapter).childs
         request = completion.body(model, prompt, self.sampling(params))
         completion.check_room(prompt, self._window)
         outputs = params.get("n")
@@ -405,12 +407,6 @@ class ProcessEngine(EngineControl):
         return gauges.read(text.decode(errors="replace")) if status == 200 else None
 
     # -- adapters
-
-    def _loaded(self, adapter: str | None) -> str | None:
-        """The adapter itself. Raises: ModelNotFound when it is not loaded."""
-        if adapter is not None and adapter not in self._adapters:
-            raise peft.not_loaded(adapter)
-        return adapter
 
     async def _load(self, wire: Wire, name: str, path: Path) -> None:
         request = {"lora_name": self.names(name).childs, "lora_path": str(path)}
