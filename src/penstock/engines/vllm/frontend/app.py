@@ -88,7 +88,11 @@ def import_rest(plan: Plan, capabilities: Capabilities) -> None:
 
 def connect(plan: Plan, capabilities: Capabilities, logger: SchedulerLogger | None, core: Core) -> GatedLLM:
     """AsyncLLM over the core, which is ready. logger: hears the scheduler's numbers."""
-    more: dict[str, Any] = {"stat_loggers": [lambda config, index: logger]} if logger is not None else {}
+
+    def known(config: VllmConfig, index: int) -> Any:
+        return logger
+
+    more: dict[str, Any] = {"stat_loggers": [known]} if logger is not None else {}
     llm = GatedLLM(
         plan.vllm_config,
         plan.executor_class,
