@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -70,8 +71,8 @@ def test_what_waits_is_done_in_few_jobs_and_an_error_is_its_callers_alone():
 
     async def run() -> list[Any]:
         with Pool(1) as pool:
-            bulk = Bulk(halved, pool)
-            calls = [asyncio.create_task(bulk(number)) for number in range(100)]
+            bulk = Bulk[int](pool)
+            calls = [asyncio.create_task(bulk(partial(halved, number))) for number in range(100)]
             calls[4].cancel()
             return await asyncio.gather(*calls, return_exceptions=True)
 

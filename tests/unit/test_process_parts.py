@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock.config import LLMConfig
+from penstock.engine import no_progress
 from penstock.engines import foreign
 from penstock.engines.check import check_arguments
-from penstock.engines.process import media_urls
+from penstock.engines.process import media_urls, readiness
 from penstock.engines.process.engine import ProcessEngine
 from penstock.engines.process.gauges import Gauges, read
 from penstock.engines.process.options import filled
+from penstock.engines.process.readiness import ModelCard
 from penstock.engines.process.wire import lines
 from penstock.errors import BadRequest
 
@@ -124,6 +127,35 @@ async def test_a_sleep_whose_caller_gives_up_ends_the_child():
     with pytest.raises(asyncio.CancelledError):
         await sleeping
     assert stopped.is_set()
+
+
+@pytest.mark.parametrize("status", [200, 400])
+async def test_an_adapter_that_goes_or_is_refused_at_the_wake_up_leaves_the_others(status: int):
+    config = LLMConfig(
+        model_loading_config={"model_id": "m"},
+        llm_engine="process",
+        engine_kwargs={"command": ["server"], "warm_up": False},
+    )
+    engine: Any = ProcessEngine(config)
+    engine._adapters = {"a": Path("a"), "b": Path("b"), "c": Path("c")}
+    loaded: list[str] = []
+
+    async def get(path: str, limit_s: float) -> tuple[int, bytes]:
+        return 200, b""
+
+    async def post(path: str, value: Any) -> tuple[int, bytes]:
+        loaded.append(value["lora_name"])
+        engine._adapters.pop("b", None)  # as `unload_adapter` does at once
+        return status if value["lora_name"] == "m:a" else 200, b"{}"
+
+    async def listed(wire: Any, name: str) -> ModelCard:
+        return ModelCard()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readiness, "card", listed)
+        await engine._ready(SimpleNamespace(get=get, post=post), no_progress)
+    assert loaded == ["m:a", "m:c"]
+    assert engine.adapters() == ({"a", "c"} if status == 200 else {"c"})
 
 
 class Piece(bytes):

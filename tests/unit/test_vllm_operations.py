@@ -239,6 +239,17 @@ async def test_a_sleep_whose_caller_gives_up_in_vllms_own_is_a_sleep(monkeypatch
     assert (operations.is_sleeping(), llm.gate.is_set(), llm.asked) == (True, False, [])
 
 
+async def test_a_wake_up_whose_caller_gives_up_once_the_memory_is_back_is_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+):
+    llm: Any = LLM()
+    operations, loaded = controlled(llm, monkeypatch)
+    await loaded.load("pirate", tmp_path)
+    await operations.sleep(1, "wait")
+    await given_up(llm, "add_lora", operations.wakeup())
+    assert (operations.is_sleeping(), llm.gate.is_set()) == (False, True)
+
+
 async def test_new_weights_whose_caller_gives_up_have_their_version(
     monkeypatch: pytest.MonkeyPatch, tmp_path
 ):

@@ -104,7 +104,7 @@ class Watchdog:
                 continue
             spent = family.cpu_s()
             cpu_s = min(cpu_s, spent)  # a member that ended may be missing
-            if spent - cpu_s > min(_WAITING_SHARE * family.size(), _WAITING_MOST) * limit_s:
+            if spent - cpu_s > min(_WAITING_SHARE * len(family.members()), _WAITING_MOST) * limit_s:
                 cpu_s, idle_s = spent, 0.0
             elif psutil.STATUS_RUNNING not in statuses:  # neither computes nor waits for a CPU
                 idle_s += watched_s
@@ -133,16 +133,13 @@ class _Family:
 
     def statuses(self) -> set[str]:
         """psutil's; a process is "running" where its first thread has a CPU, or waits for one."""
-        return {_status(member) for member in self._found()}
-
-    def size(self) -> int:
-        return len(self._found())
+        return {_status(member) for member in self.members()}
 
     def cpu_s(self) -> float:
         """CPU time of all of them, with children that have ended."""
-        return sum(_cpu_s(member) for member in self._found())
+        return sum(_cpu_s(member) for member in self.members())
 
-    def _found(self) -> list[psutil.Process]:
+    def members(self) -> list[psutil.Process]:
         if (now := time.monotonic()) - self._found_at > _FAMILY_S and self.pid is not None:
             self._found_at = now
             try:

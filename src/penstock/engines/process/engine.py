@@ -37,6 +37,7 @@ from penstock.engines.process.wire import BROKEN, Wire
 from penstock.engines.watchdog import STUCK_S, Watchdog
 from penstock.engines.weights import Broken
 from penstock.errors import (
+    AdapterBroken,
     BadRequest,
     EngineDead,
     EngineStartFailed,
@@ -117,7 +118,9 @@ class ProcessEngine(EngineControl):
         request_id: str | None = None,
         adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        model = self.names(self._loaded(adapter or using_adapter.get())).childs
+        if (adapter := adapter or using_adapter.get()) is not None and adapter not in self._adapters:
+            raise peft.not_loaded(adapter)
+        model = self.names(adapter).childs
         request = completion.body(model, prompt, self.sampling(params))
         completion.check_room(prompt, self._window)
         outputs = params.get("n")
@@ -322,8 +325,9 @@ class ProcessEngine(EngineControl):
         self._window = self.options.max_model_len or card.max_model_len
         self.is_vllm = card.owned_by == "vllm"
         self._gauges = await self._seen(wire)
-        for adapter, path in self._adapters.items():
-            await self._load(wire, adapter, path)
+        for adapter, path in tuple(self._adapters.items()):
+            if adapter in self._adapters:  # else unloaded meanwhile
+                await self._restore(wire, adapter, path)
 
     async def _end(self) -> None:
         """Ends the child and its open requests, also where the caller gives up."""
@@ -406,11 +410,13 @@ class ProcessEngine(EngineControl):
 
     # -- adapters
 
-    def _loaded(self, adapter: str | None) -> str | None:
-        """The adapter itself. Raises: ModelNotFound when it is not loaded."""
-        if adapter is not None and adapter not in self._adapters:
-            raise peft.not_loaded(adapter)
-        return adapter
+    async def _restore(self, wire: Wire, name: str, path: Path) -> None:
+        """Loads it into a new child. Forgets one that is refused: the others shall be served."""
+        try:
+            await self._load(wire, name, path)
+        except AdapterBroken as error:
+            log.error("%s", error)
+            self._adapters.pop(name, None)
 
     async def _load(self, wire: Wire, name: str, path: Path) -> None:
         request = {"lora_name": self.names(name).childs, "lora_path": str(path)}

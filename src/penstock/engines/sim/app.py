@@ -144,7 +144,8 @@ class App:
                 f"The simulator's embeddings have {size} numbers; its option embedding_size sets how many.",
                 param="dimensions",
             )
-        texts = [one if isinstance(one, str) else tokenizer.decode(one) for one in request.prompts()]
+        prompts = wire.several(request.input, "input")
+        texts = [one if isinstance(one, str) else tokenizer.decode(one) for one in prompts]
         usage = await self._pooled(request.model, texts)
         made: Sequence[object] = [embed(text, size) for text in texts]
         if request.encoding_format == "base64":  # 32-bit floats, the least significant byte first

@@ -82,7 +82,7 @@ class Batch:
         self.counts = Counts()
         self._options = options
         self._by_class = options.scheduling_policy == "priority"
-        self._cache = Cache(options.kv_blocks, options.block_size, options.enable_prefix_caching)
+        self.forget()
         self._running: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
         self._work: dict[Sequence, int] = {}
@@ -116,9 +116,8 @@ class Batch:
 
     def forget(self) -> None:
         """Empties the prefix cache. Only while nothing runs."""
-        self._cache = Cache(
-            self._options.kv_blocks, self._options.block_size, self._options.enable_prefix_caching
-        )
+        options = self._options
+        self._cache = Cache(options.kv_blocks, options.block_size, options.enable_prefix_caching)
 
     def load(self) -> Load:
         waiting_tokens = 0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -17,7 +15,7 @@ CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 def exposition(model_id: str, load: Load, counts: Counts) -> bytes:
     """One engine's metrics in Prometheus' text format."""
     gauge, counter = GaugeMetricFamily, CounterMetricFamily
-    registry = CollectorRegistry(auto_describe=False)
+    found = _Metrics()
     for kind, name, says, value in (
         (gauge, "num_requests_running", "Requests in the batch.", load.running),
         (gauge, "num_requests_waiting", "Requests waiting for a slot in the batch.", load.waiting),
@@ -31,13 +29,10 @@ def exposition(model_id: str, load: Load, counts: Counts) -> bytes:
     ):
         family = kind(f"vllm:{name}", says, labels=("model_name", "engine"))
         family.add_metric((model_id, "0"), value)
-        registry.register(_One(family))
-    return generate_latest(registry)
+        found.append(family)
+    return generate_latest(found)
 
 
-class _One(Collector):
-    def __init__(self, family: Metric) -> None:
-        self._family = family
-
-    def collect(self) -> Iterable[Metric]:
-        return (self._family,)
+class _Metrics(list[Metric], Collector):
+    def collect(self) -> list[Metric]:
+        return self

@@ -35,12 +35,12 @@ def plan(
     A stop string ends it as in vLLM: its text is left out without `include_stop`, but its tokens are counted.
     """
     ids = tokenizer.encode(text) or tokenizer.encode(" ")
-    if ignore_eos:
-        reply = PlannedReply(ids, [tokenizer.piece(i) for i in ids], max_tokens, "length")
-    else:
+    tokens = max_tokens
+    if not ignore_eos:
         ids = [*ids, tokenizer.EOS][:max_tokens]
-        finish = "stop" if ids[-1] == tokenizer.EOS else "length"
-        reply = PlannedReply(ids, [tokenizer.piece(i) for i in ids], len(ids), finish)
+        tokens = len(ids)
+    finish = "stop" if ids[-1] == tokenizer.EOS else "length"
+    reply = PlannedReply(ids, [tokenizer.piece(i) for i in ids], tokens, finish)
     return _cut(reply, stop, include_stop) if stop else reply
 
 

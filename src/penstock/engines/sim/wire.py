@@ -154,9 +154,6 @@ class Embed(Struct, kw_only=True):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
 
-    def prompts(self) -> list[str | list[int]]:
-        return several(self.input, "input")
-
 
 class Score(Struct, kw_only=True):
     """One text to compare with each of several, or two lists of texts to compare in pairs."""

@@ -127,11 +127,14 @@ class VLLMControl(EngineControl):
             await self._restore_or_end()
         self._awake |= parts
         if self._awake == PARTS:
-            await self._restore_adapters()
-            if self._paused:
-                await self._llm.pause_generation(mode="keep", clear_cache=False)
-            self._level, self._awake = 0, frozenset[str]()
-            self._llm.gate.set()
+            await completed(self._begin_again())  # else it would count as asleep, with all of its memory
+
+    async def _begin_again(self) -> None:
+        await self._restore_adapters()
+        if self._paused:
+            await self._llm.pause_generation(mode="keep", clear_cache=False)
+        self._level, self._awake = 0, frozenset[str]()
+        self._llm.gate.set()
 
     async def _return_memory(self, parts: frozenset[str]) -> None:
         """By vLLM's sleep mode; of level 2, with the weights' contents."""

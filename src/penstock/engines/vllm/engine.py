@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from penstock.engines.vllm.control import VLLMControl
     from penstock.engines.vllm.frontend.app import Plan
     from penstock.engines.vllm.frontend.gated_llm import GatedLLM
-    from penstock.engines.vllm.frontend.load import LoadReader, Scheduled
+    from penstock.engines.vllm.frontend.load import LoadReader
+    from penstock.engines.vllm.frontend.stats import SchedulerLogger
     from penstock.engines.vllm.rows.responder import RowResponder
 
 log = logging.getLogger(__name__)
@@ -132,9 +133,13 @@ class VLLMEngine:
         from penstock.engines.vllm.control import VLLMControl
         from penstock.engines.vllm.frontend import additions
         from penstock.engines.vllm.frontend.app import build_app, connect
-        from penstock.engines.vllm.frontend.load import LoadReader, Scheduled
+        from penstock.engines.vllm.frontend.load import LoadReader
 
-        fitting, scheduled = self._capabilities, Scheduled()
+        fitting, scheduled = self._capabilities, None
+        if fitting.has("scheduler_stats"):
+            from penstock.engines.vllm.frontend.stats import SchedulerLogger
+
+            scheduled = SchedulerLogger()
         self._llm = llm = connect(plan, fitting, scheduled, core)
         progress("warm up")
         app = await build_app(llm, plan, fitting)
@@ -150,9 +155,8 @@ class VLLMEngine:
             llm, self._adapters, self._refuse_dead, self._end_core, self._begin_core
         )
         self._watch(core)
-        has_stats = fitting.has("scheduler_stats")
-        self._load_reader = LoadReader(llm, scheduled if has_stats else None)
-        if has_stats:
+        self._load_reader = LoadReader(llm, scheduled)
+        if scheduled is not None:
             self._guarding = asyncio.create_task(self._guard(llm, plan, scheduled, control))
         handler: asyncio.Task[None] | None = llm.output_handler
         assert handler is not None
@@ -165,7 +169,9 @@ class VLLMEngine:
             lambda ended: self._on_death(ended.result()) if core is self._core else None
         )
 
-    async def _guard(self, llm: GatedLLM, plan: Plan, scheduled: Scheduled, control: VLLMControl) -> None:
+    async def _guard(
+        self, llm: GatedLLM, plan: Plan, scheduled: SchedulerLogger, control: VLLMControl
+    ) -> None:
         """Kills a core that is stuck: its requests would never be answered."""
         watchdog = Watchdog(
             lambda: self._core.pid if self._core is not None and llm.gate.is_set() else None,

@@ -107,7 +107,7 @@ class Source:
     async def fetch(self, name: str) -> tuple[Path, str | None]:
         """Its folder and its stamp. Raises: ModelNotFound with the names available, DownloadFailed."""
         own = type(self._downloader).load_model_from_config is not AdapterDownloader.load_model_from_config
-        before = await self.stamp(name) if own or not await self._is_listed(name) else None
+        before = await self.stamp(name) if own or name not in (await self._known() or ()) else None
         found = await self._ask(self._fetching, self._downloader.load_model_from_config, name)
         return Path(getattr(found, "local_path", found)), getattr(found, "stamp", before)
 
@@ -127,11 +127,8 @@ class Source:
         """Logs a warning if the adapters cannot be listed, and if there are none."""
         if self.lora.dynamic_lora_loading_path is None:
             return  # a downloader may know others
-        try:
-            if not await self._known():
-                log.warning("Model '%s' has no adapters yet: its source is empty.", self._config.model_id)
-        except (Error, TimeoutError) as error:
-            log.warning("The adapters of '%s' cannot be listed: %s", self._config.model_id, error)
+        if await self._known() == []:
+            log.warning("Model '%s' has no adapters yet: its source is empty.", self._config.model_id)
 
     def close(self) -> None:
         """Does not wait for downloads."""
@@ -156,29 +153,24 @@ class Source:
 
     async def _not_found(self, name: str) -> ModelNotFound:
         base = f"Model '{self._config.model_id}' has no adapter '{name[:200]}'"
-        try:
-            names = [one for one in await self._known() if one != name]
-        except (Error, TimeoutError) as error:
-            log.warning("The adapters of %s cannot be listed: %s", self._config.model_id, error)
+        if (listed := await self._known()) is None:
             return ModelNotFound(f"{base}; its adapters cannot be listed now.", param="model")
+        names = [one for one in listed if one != name]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         known = ", ".join(f"'{one}'" for one in names[:_NAMED]) or "none"
         return ModelNotFound(f"{base}. There are: {known}{more}.", param="model")
 
-    async def _is_listed(self, name: str) -> bool:
-        """Whether the name is in the source; False where that cannot be known."""
+    async def _known(self) -> list[str] | None:
+        """Names, at most a few seconds old; None, with a warning, where they cannot be listed."""
         try:
-            return name in await self._known()
-        except (Error, TimeoutError):
-            return False
-
-    async def _known(self) -> list[str]:
-        """Names, at most a few seconds old. Raises: as `names`; TimeoutError."""
-        async with asyncio.timeout(_NAMES_WAIT_S), self._listing:
-            if time.monotonic() >= self._listed[0]:
-                names = await self.names()
-                self._listed = time.monotonic() + _NAMES_KEPT_S, names
-            return self._listed[1]
+            async with asyncio.timeout(_NAMES_WAIT_S), self._listing:
+                if time.monotonic() >= self._listed[0]:
+                    names = await self.names()
+                    self._listed = time.monotonic() + _NAMES_KEPT_S, names
+                return self._listed[1]
+        except (Error, TimeoutError) as error:
+            log.warning("The adapters of '%s' cannot be listed: %s", self._config.model_id, error)
+            return None
 
 
 async def _in(threads: ThreadPoolExecutor, call: Callable[[], Any]) -> Any:

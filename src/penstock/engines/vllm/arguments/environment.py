@@ -60,9 +60,8 @@ def prepare(shape: Shape) -> None:
     logging.getLogger(_TRITON).setLevel(logging.ERROR)  # that a CPU has none
     json_logs.prepare_vllm(os.environ["VLLM_LOGGING_LEVEL"].upper())
     allowed = os.environ.get(_PLUGINS)
-    if allowed is not None and _OUR_PLUGIN not in allowed.split(
-        ","
-    ):  # else workers are not tied to their owner
+    if allowed is not None and _OUR_PLUGIN not in allowed.split(","):
+        # Else workers are not tied to their owner.
         os.environ[_PLUGINS] = ",".join(filter(None, [allowed, _OUR_PLUGIN]))
     if "://" in os.environ.get(_PORT, ""):  # of a Kubernetes Service named `vllm`; vLLM would not start
         del os.environ[_PORT]

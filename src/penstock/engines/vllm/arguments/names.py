@@ -87,14 +87,10 @@ def architectures() -> tuple[frozenset[str], Mapping[str, str]]:
 
     None where that cannot be known: other plugins may bring architectures of their own.
     """
-    source = PackageSource.installed("vllm")
-    text = source.text(_REGISTRY) if source and not _foreign_plugins() else None
     tables = {
-        target.id: node.value
-        for node in (syntax_tree(text).body if text else ())
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
-        for target in node.targets
-        if isinstance(target, ast.Name) and target.id.endswith("_MODELS")
+        name: value
+        for name, value in _assigned(_REGISTRY)
+        if name.endswith("_MODELS") and isinstance(value, ast.Dict)
     }
     gone = tables.pop(_DROPPED, ast.Dict([], []))
     names = (key.value for table in tables.values() for key in table.keys if isinstance(key, ast.Constant))
@@ -104,21 +100,22 @@ def architectures() -> tuple[frozenset[str], Mapping[str, str]]:
 @functools.cache
 def choices() -> Mapping[str, Sequence[str]]:
     """What the installed vLLM takes for arguments that name one of a list; empty where that is not known."""
-    source = PackageSource.installed("vllm")
     found: dict[str, Sequence[str]] = {}
     for argument, (module, name) in _CHOICES.items():
-        text = source.text(module) if source and not _foreign_plugins() else None
-        for node in syntax_tree(text).body if text else ():
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-                values = (one.value for one in ast.walk(node.value) if isinstance(one, ast.Constant))
-                found[argument] = [value for value in values if isinstance(value, str)]
+        if (listed := dict(_assigned(module)).get(name)) is not None:
+            values = (one.value for one in ast.walk(listed) if isinstance(one, ast.Constant))
+            found[argument] = [value for value in values if isinstance(value, str)]
     return found
 
 
-def _foreign_plugins() -> bool:
-    """Whether other packages add to vLLM what its source does not say."""
-    plugins = entry_points(group="vllm.general_plugins")
-    return any(one.value.partition(".")[0] not in ("vllm", "penstock") for one in plugins)
+def _assigned(module: str) -> Iterator[tuple[str, ast.expr]]:
+    """What one of vLLM's modules defines; nothing where other packages add what its source does not say."""
+    source, plugins = PackageSource.installed("vllm"), entry_points(group="vllm.general_plugins")
+    foreign = any(one.value.partition(".")[0] not in ("vllm", "penstock") for one in plugins)
+    text = source.text(module) if source and not foreign else None
+    for node in syntax_tree(text).body if text else ():
+        if isinstance(node, ast.Assign):
+            yield ast.unparse(node.targets[0]), node.value
 
 
 def _flags(tree: ast.Module) -> Iterator[str]:

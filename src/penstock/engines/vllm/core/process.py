@@ -24,9 +24,7 @@ READ_BY_IMPORTS = {"VLLM_USE_BREAKABLE_CUDAGRAPH"}
 
 
 def main() -> None:
-    multiprocessing.current_process().name = (
-        "EngineCore"  # the name in its log lines, as vLLM's users know it
-    )
+    multiprocessing.current_process().name = "EngineCore"  # in its log lines, as vLLM's users know it
     warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")  # what vLLM will have to change
     plugin.register()
     with uncollected():  # what every model needs; the model's own class follows from the config

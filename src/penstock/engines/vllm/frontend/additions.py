@@ -25,14 +25,6 @@ if TYPE_CHECKING:
 GAUGE = "penstock_engine_capability"
 
 
-def prepare(capabilities: Capabilities) -> None:
-    """Changes what vLLM's application is built from. Call it before that."""
-    if capabilities.has("request_models"):
-        from penstock.engines.vllm.frontend.request_models import fail_at_first_item
-
-        fail_at_first_item()
-
-
 def add(capabilities: Capabilities, app: FastAPI, llm: AsyncLLM) -> None:
     """Changes the application."""
     given = SimpleNamespace(app=app, llm=llm)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 from fastapi import FastAPI
@@ -30,9 +30,11 @@ from penstock.engines.vllm.core.imports import uncollected
 from penstock.engines.vllm.core.launch import Core
 from penstock.engines.vllm.frontend import additions
 from penstock.engines.vllm.frontend.gated_llm import GatedLLM
-from penstock.engines.vllm.frontend.load import Scheduled
 from penstock.engines.vllm.tokenizing.first_texts import check
 from penstock.errors import EngineStartFailed
+
+if TYPE_CHECKING:
+    from penstock.engines.vllm.frontend.stats import SchedulerLogger
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +86,13 @@ def import_rest(plan: Plan, capabilities: Capabilities) -> None:
         check(cached_tokenizer_from_config(model), model.tokenizer, plan.frontend_args.chat_template)
 
 
-def connect(plan: Plan, capabilities: Capabilities, latest: Scheduled, core: Core) -> GatedLLM:
-    """AsyncLLM over the core, which is ready; its scheduler's numbers are stored in `latest`."""
-    more: dict[str, Any] = {}
-    if capabilities.has("scheduler_stats"):
-        from penstock.engines.vllm.frontend.stats import SchedulerLogger
+def connect(plan: Plan, capabilities: Capabilities, logger: SchedulerLogger | None, core: Core) -> GatedLLM:
+    """AsyncLLM over the core, which is ready. logger: hears the scheduler's numbers."""
 
-        def logger(config: VllmConfig, index: int) -> SchedulerLogger:
-            return SchedulerLogger(latest)
+    def known(config: VllmConfig, index: int) -> Any:
+        return logger
 
-        more["stat_loggers"] = [logger]
+    more: dict[str, Any] = {"stat_loggers": [known]} if logger is not None else {}
     llm = GatedLLM(
         plan.vllm_config,
         plan.executor_class,
@@ -126,7 +125,10 @@ async def build_app(llm: AsyncLLM, plan: Plan, capabilities: Capabilities) -> Fa
     args = _namespace(plan.engine_args, plan.frontend_args)
     args.api_key = [""]  # None would be VLLM_API_KEY, the gateway's key, which replicas are not sent
     args.structured_outputs_config = plan.vllm_config.structured_outputs_config
-    additions.prepare(capabilities)
+    if capabilities.has("request_models"):
+        from penstock.engines.vllm.frontend.request_models import fail_at_first_item
+
+        fail_at_first_item()
     tasks = await llm.get_supported_tasks()
     app = vllm_app.build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)

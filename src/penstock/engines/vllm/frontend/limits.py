@@ -179,10 +179,7 @@ def _is_ids(value: Any) -> bool:
 def _check_schema(schema: Any) -> None:
     if isinstance(schema, str):
         _refuse("The JSON schema", len(schema), MOST_FORM, "characters")
-        try:
-            schema = json.loads(schema)
-        except ValueError:
-            return  # its parser reports this
+        schema = decoded(schema)
     properties = values = characters = 0
     for part in _parts(schema):
         characters += 2
@@ -200,6 +197,14 @@ def _check_schema(schema: Any) -> None:
     for target in _references(schema):
         if isinstance(target, str) and not target.startswith("#"):
             raise VLLMValidationError(f"The JSON schema refers to another document: '{target[:200]}'.")
+
+
+def decoded(schema: Any) -> Any:
+    """A schema that may be a text; None for a text that is no JSON, which its parser reports."""
+    try:
+        return json.loads(schema) if isinstance(schema, str) else schema
+    except ValueError:
+        return None
 
 
 def _references(schema: Any) -> Iterator[Any]:

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.engine import Load
 
 if TYPE_CHECKING:
     from penstock.engines.vllm.frontend.gated_llm import GatedLLM
+    from penstock.engines.vllm.frontend.stats import SchedulerLogger
 
 _COUNTED_S = 0.02
-
-
-@dataclass(slots=True)
-class Scheduled:
-    """Units: requests; kv_usage as a share from 0 to 1. steps: number of reports so far. step_s: as in
-    `Load`.
-    """
-
-    steps: int = 0
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
-    step_s: float = 0.0
 
 
 class LoadReader:
     """Unfinished requests are counted; how many of them wait comes from the last scheduler step."""
 
-    def __init__(self, llm: GatedLLM, scheduled: Scheduled | None) -> None:
+    def __init__(self, llm: GatedLLM, scheduled: SchedulerLogger | None) -> None:
         """scheduled: None when vLLM's scheduler does not report."""
         self._llm = llm
         self._scheduled = scheduled

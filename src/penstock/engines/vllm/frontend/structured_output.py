@@ -8,7 +8,6 @@ Work-around for vLLM 0.32. Remove when its errors say what xgrammar refused, wit
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any, cast
@@ -77,12 +76,7 @@ def check(params: SamplingParams) -> None:
 
 def _check_end(form: Any) -> None:
     """xgrammar accepts a schema that no output can satisfy; the engine then fails at its first token."""
-    schema: Any = form.json
-    if isinstance(schema, str):
-        try:
-            schema = json.loads(schema)
-        except ValueError:
-            return  # its parser reports this
+    schema: Any = limits.decoded(form.json)
     if isinstance(schema, dict) and _is_endless(schema, schema, {}):
         raise VLLMValidationError(
             "The JSON schema cannot be used: it refers to itself before it says anything: no answer fits it."
@@ -140,7 +134,7 @@ def _kind(form: Any) -> str:
 
 
 def _beyond(schema: Any) -> str:
-    where, part = _part_beyond(json.loads(schema) if isinstance(schema, str) else schema, "")
+    where, part = _part_beyond(limits.decoded(schema), "")
     return (
         f"The JSON schema cannot be used: at '{where or '/'}' it has {', '.join(part)}, which xgrammar "
         "cannot hold an answer to, alone or together."

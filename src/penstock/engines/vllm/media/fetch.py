@@ -27,8 +27,8 @@ _WITH_IPV4 = (
     IPv6Network("::ffff:0:0:0/96"),
 )  # in their last 32 bits
 # Some versions of Python, or some clouds, treat these as public although they are not:
-_NOT_PUBLIC = frozenset({IPv4Address("168.63.129.16")})  # Azure's services for its virtual machines
-_NOT_PUBLIC_NETWORKS = (
+_NOT_PUBLIC = (
+    IPv4Network("168.63.129.16/32"),  # Azure's services for its virtual machines
     *(IPv6Network("64:ff9b:1::/48"), IPv6Network("fec0::/10"), IPv6Network("3fff::/20")),
     *(IPv6Network("5f00::/16"), IPv4Network("192.88.99.0/24")),
 )
@@ -42,9 +42,8 @@ def is_public(address: str) -> bool:
     """Whether `address` is public, also when it is an IPv4 address embedded in IPv6."""
     found = ip_address(address)
     found = _inner(found) if isinstance(found, IPv6Address) else found
-    if found in _NOT_PUBLIC or any(found in network for network in _NOT_PUBLIC_NETWORKS):
-        return False
-    return found.is_global and not found.is_multicast
+    listed = any(found in network for network in _NOT_PUBLIC)
+    return found.is_global and not found.is_multicast and not listed
 
 
 def _inner(address: IPv6Address) -> IPv4Address | IPv6Address:

@@ -1,4 +1,4 @@
-"""Runs a blocking function for many callers in few jobs of a pool of threads.
+"""Runs blocking functions for many callers in few jobs of a pool of threads.
 
 A job costs a hundred microseconds, whatever it does. So while one runs, calls wait for the next.
 """
@@ -11,7 +11,6 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 _AT_A_TIME = 32
@@ -21,19 +20,18 @@ _AT_A_TIME = 32
 _DROPPED = RuntimeError("Its threads have ended.")
 
 
-class Bulk(Generic[Given, Made]):
-    """`function`, for one item, as a coroutine."""
+class Bulk(Generic[Made]):
+    """Each call is a coroutine."""
 
-    def __init__(self, function: Callable[[Given], Made], executor: Executor) -> None:
-        self._function = function
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._waiting: list[tuple[Given, asyncio.Future[Made]]] = []
+        self._waiting: list[tuple[Callable[[], Made], asyncio.Future[Made]]] = []
         self._job: asyncio.Task[None] | None = None
 
-    async def __call__(self, given: Given) -> Made:
-        """Raises: what the function raises for this item."""
+    async def __call__(self, function: Callable[[], Made]) -> Made:
+        """Raises: what the function raises."""
         made: asyncio.Future[Made] = asyncio.get_running_loop().create_future()
-        self._waiting.append((given, made))
+        self._waiting.append((function, made))
         if self._job is None or self._job.done():
             self._job = asyncio.create_task(self._run())
         return await made
@@ -43,10 +41,10 @@ class Bulk(Generic[Given, Made]):
         while self._waiting:
             calls, self._waiting = self._waiting[:_AT_A_TIME], self._waiting[_AT_A_TIME:]
             calls = [call for call in calls if not call[1].done()]  # cancelled
-            items = [given for given, _ in calls]
+            functions = [function for function, _ in calls]
             outcomes: list[Made | Exception] = [_DROPPED] * len(calls)
             with suppress(RuntimeError):  # the pool is shut down
-                running = loop.run_in_executor(self._executor, self._outcomes, items)
+                running = loop.run_in_executor(self._executor, _outcomes, functions)
                 await asyncio.wait({running})
                 if not running.cancelled():  # as where vLLM replaces threads that are stuck
                     outcomes = running.result()
@@ -58,11 +56,12 @@ class Bulk(Generic[Given, Made]):
                 else:
                     made.set_result(outcome)
 
-    def _outcomes(self, items: list[Given]) -> list[Made | Exception]:
-        outcomes = list[Made | Exception]()
-        for item in items:
-            try:
-                outcomes.append(self._function(item))
-            except Exception as error:  # handed to the caller of this item
-                outcomes.append(error)
-        return outcomes
+
+def _outcomes(functions: list[Callable[[], Made]]) -> list[Made | Exception]:
+    outcomes = list[Made | Exception]()
+    for function in functions:
+        try:
+            outcomes.append(function())
+        except Exception as error:  # handed to the caller of this one
+            outcomes.append(error)
+    return outcomes

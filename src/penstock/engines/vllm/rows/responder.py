@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -29,7 +30,7 @@ from penstock.engines.vllm.frontend.direct_routes import foreign_middleware
 from penstock.engines.vllm.frontend.gated_llm import GatedLLM
 from penstock.engines.vllm.rows.body import BodyWriter, chat_body, completion_body
 from penstock.engines.vllm.rows.bulk import Bulk
-from penstock.engines.vllm.rows.plain import CHAT, COMPLETIONS, Plain, read
+from penstock.engines.vllm.rows.plain import CHAT, COMPLETIONS, read
 from penstock.engines.vllm.rows.prompts import Prompt, chat_prompts, completion_prompts
 from penstock.errors import Error
 
@@ -50,10 +51,6 @@ class PlainEndpoint:
     render: Callable[[Any], Prompt]
     body: BodyWriter
 
-    def serves(self, model: str | None) -> bool:
-        """Whether its responses are for requests that name `model`; those with an alias show the alias."""
-        return model is None or model == self.model
-
 
 class RowResponder:
     """Of one engine. endpoints: by path, those whose requests may be plain."""
@@ -62,7 +59,7 @@ class RowResponder:
         self._llm = llm
         self._endpoints = endpoints
         renderer: Any = llm.renderer
-        self._rendered = Bulk(_render, renderer._executor)
+        self._rendered = Bulk[Prompt](renderer._executor)
         tokenizer = renderer.get_tokenizer()
         self._texts = Texts(tokenizer) if decodes_at_once(tokenizer) else None
 
@@ -75,13 +72,13 @@ class RowResponder:
         """
         endpoint = self._endpoints.get(path)
         plain = read(path, body) if endpoint is not None else None
-        if endpoint is None or plain is None or not endpoint.serves(plain.model):
+        if endpoint is None or plain is None:
+            return None
+        if plain.model not in (None, endpoint.model):  # answers to an alias show the alias
             return None
         try:
-            rendered, params = await self._rendered((endpoint.render, plain))
-        except (
-            Exception
-        ):  # whatever vLLM raises for a request that it refuses; its application says it in words
+            rendered, params = await self._rendered(partial(endpoint.render, plain))
+        except Exception:  # whatever vLLM raises for a request that it refuses: its application says it
             return None
         params.detokenize = self._texts is None
         response_id = f"{endpoint.prefix}-{request_id or random_uuid()}"
@@ -109,11 +106,6 @@ class RowResponder:
             return one.text
         shown = one.token_ids[:-1] if one.finish_reason == "stop" else one.token_ids
         return self._texts.of(output.prompt_token_ids or [], list(shown), params)
-
-
-def _render(call: tuple[Callable[[Any], Prompt], Plain]) -> Prompt:
-    render, plain = call
-    return render(plain)
 
 
 def decodes_at_once(tokenizer: Any) -> bool:
