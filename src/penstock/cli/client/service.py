@@ -89,9 +89,11 @@ class Service:
         *,
         timeout_s: float | None = None,
         headers: Mapping[str, str] | None = None,
+        has: str = "",
     ) -> dict[str, Any]:
-        """The JSON object of a response. Raises: Error for one that says an `error`, or that others than a
-        service of Penstock give.
+        """The JSON object of a response. has: a name in it, whatever its status; other servers' may lack it.
+
+        Raises: Error, also for an object with an `error`.
         """
         with closing(self.send(method, path, body, timeout_s=timeout_s, headers=headers)) as response:
             status, content = response.status, _read(response)
@@ -99,8 +101,7 @@ class Service:
             found = json.loads(content)
         except ValueError:
             found = None
-        says_state = path == "/health" and isinstance(found, dict) and "status" in found
-        if not isinstance(found, dict) or "error" in found or (status >= 400 and not says_state):
+        if not isinstance(found, dict) or "error" in found or (has not in found if has else status >= 400):
             error = self._error(status, content)
             if path.startswith("/admin/") and isinstance(error, NotFound) and "no path" in str(error):
                 raise NotFound("The service has no admin endpoints: start it with PENSTOCK_ADMIN_KEY set.")
