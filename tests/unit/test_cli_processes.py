@@ -199,3 +199,12 @@ def test_a_full_disk_ends_penstock_serve_with_a_sentence(free_port: int):
     assert re.fullmatch(
         r"penstock serve: '/.*' cannot be written: No space left on device. Set TMPDIR.\n", ended.stderr
     )
+
+
+def test_output_that_finds_a_full_disk_ends_with_a_sentence():
+    run = [sys.executable, "-m", "penstock.cli", "schema"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(run, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("penstock: The output cannot be written: No space left on device.\n")
+    assert "fault of Penstock" not in ended.stderr
