@@ -156,12 +156,13 @@ class AdminTarget:
         body: dict[str, Any] | None = None,
         timeout_s: float = _ADMIN_S,
         /,
+        has: str = "",
         **headers: str,
     ) -> dict[str, Any]:
-        """The response of `/admin/PATH`. Raises: Error."""
+        """The response of `/admin/PATH`. has: as of `Service.json`. Raises: Error."""
         hint = "The admin key is PENSTOCK_ADMIN_KEY, or --admin-key."
         service = Service(self.url, self.admin_key, key_hint=hint)
-        return service.json(method, f"/admin/{path}", body, timeout_s=timeout_s, headers=headers)
+        return service.json(method, f"/admin/{path}", body, timeout_s=timeout_s, headers=headers, has=has)
 
 
 def _read(response: HTTPResponse) -> bytes:
