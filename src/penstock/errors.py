@@ -4,7 +4,8 @@ Error
 ├── BadRequest            400  what the client sent cannot be served
 │   ├── PromptTooLong     400
 │   ├── AdapterBroken     400  the adapter that the request names cannot be loaded
-│   └── Unauthorized      401
+│   ├── Unauthorized      401
+│   └── Forbidden         403  a web page that may not use this server sent it
 ├── NotFound              404  no such path or adapter
 │   ├── ModelNotFound     404  the request names a model that is not served here
 │   ├── EndpointNotSupported 404  this model has another task

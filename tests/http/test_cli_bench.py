@@ -52,12 +52,12 @@ SMALL: dict[str, Any] = {
 async def measured(url: str, **words: Any) -> Result:
     """A run as one worker does it, in this process."""
     settings = BenchSettings.of(BenchOptions(url, **{**SMALL, **words}))
-    found = await probe(settings)
-    result, client = Result(settings, found.work, found.notes), Client(settings.target)
-    plan = LoadPlan(settings.target, found.work, settings.options.timeout, settings.options.think)
+    work, notes = await probe(settings)
+    result, client = Result(settings, work, notes), Client(settings.target)
+    plan = LoadPlan(settings.target, work, settings.options.timeout, settings.options.think)
     for level in settings.levels:
         seen = Measured(level, time.monotonic())
-        level_run = LevelRun(plan, RequestWriter(found.work), client, level, seen.start)
+        level_run = LevelRun(plan, RequestWriter(work), client, level, seen.start)
         await level_run.run()
         seen.outcomes = level_run.outcomes
         result.levels.append((figures_of(seen, settings.slo), seen))

@@ -16,6 +16,7 @@ import pytest
 from penstock.cli import main
 from penstock.cli.batch import run as batch_run
 from penstock.cli.batch import submit
+from penstock.cli.client.chat import _texts
 from penstock.cli.client.fleet import _who
 from penstock.cli.client.service import Service
 from penstock.cli.models import check, precheck
@@ -25,7 +26,7 @@ from penstock.cli.process import guard
 from penstock.cli.serve import startup
 from penstock.config import Settings
 from penstock.data.backends import ray_cluster
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, Error
 
 NOBODY = "http://127.0.0.1:9"
 """The port of a service that no machine runs any more."""
@@ -166,8 +167,10 @@ FOREIGN = [
 class Elsewhere(BaseHTTPRequestHandler):
     """Any other server, whose errors are JSON, too."""
 
+    status = 404
+
     def do_GET(self) -> None:
-        self.send_response(404)
+        self.send_response(self.status)
         self.end_headers()
         self.wfile.write(b'{"detail": "Not Found"}')
 
@@ -189,6 +192,30 @@ def elsewhere() -> Iterator[str]:
 def test_another_server_s_errors_end_with_a_sentence(words: list[str], elsewhere: str, ended):
     code, err = ended(*words, "--url", elsewhere)
     assert (code, "answered with status 404: {" in err) == (1, True), err
+
+
+@pytest.mark.parametrize(
+    ("event", "says"),
+    [
+        ('{"error": "The engine is busy."}', "The engine is busy."),
+        ('{"detail": 5', "no piece of one: data: {"),
+        ('["a"]', "no piece of one"),
+        ('{"choices": ["a"]}', "no piece of one"),
+    ],
+)
+def test_an_event_of_another_server_ends_an_answer_with_a_sentence(event: str, says: str):
+    usual = ['{"choices": [{"delta": {"content": "Hi"}}], "error": null}', '{"id": 1}', '{"choices": [{}]}']
+    texts = _texts([f"data: {one}\n".encode() for one in (*usual, event)])
+    assert next(texts) == "Hi"
+    with pytest.raises(Error, match=re.escape(says)):
+        next(texts)
+
+
+@pytest.mark.parametrize("words", [["models"], ["chat"], ["status"]], ids=" ".join)
+def test_an_answer_that_is_none_of_ours_ends_with_a_sentence(words, elsewhere, ended, monkeypatch):
+    monkeypatch.setattr(Elsewhere, "status", 200)
+    code, err = ended(*words, "--url", elsewhere)
+    assert (code, "answered with status 200: {" in err) == (1, True), err
 
 
 def test_who_has_no_name_applies_by_number(monkeypatch: pytest.MonkeyPatch):

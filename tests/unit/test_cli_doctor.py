@@ -1,8 +1,10 @@
 """`penstock doctor` and `penstock cache`: what this machine has, and what of it is trouble."""
 
+import errno
 import fcntl
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +95,20 @@ def test_downloads_are_listed_and_removed(downloaded: Path):
     assert "Did you mean 'org/tiny'?" in str(
         CliRunner().invoke(app, ["cache", "--remove", "org/tiyn"]).stderr
     )
-    assert CliRunner().invoke(app, ["cache", "--remove", "org/tiny"]).stdout == "Removed org/tiny, 2.0 MB.\n"
+    twice = CliRunner().invoke(app, ["cache", *["--remove", "org/tiny"] * 2])
+    assert (twice.exit_code, twice.stdout) == (0, "Removed org/tiny, 2.0 MB.\n")
     assert not (downloaded / "hub" / "models--org--tiny").exists()
     listed = json.loads(CliRunner().invoke(app, ["cache", "--json"]).stdout)
     assert [one["name"] for one in listed] == ["s3/bucket/french"]
+
+
+def test_what_somebody_else_has_downloaded_is_not_removed(downloaded: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(folder: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    refused = CliRunner().invoke(app, ["cache", "--remove", "s3/bucket/french"])
+    assert (refused.exit_code, "s3--bucket--french-0123abcd cannot be removed" in refused.stderr) == (1, True)
 
 
 def test_what_a_process_uses_is_not_removed(downloaded: Path):

@@ -1,6 +1,7 @@
 """The guard of `penstock serve`, with work that behaves badly instead of Ray."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -180,3 +181,30 @@ def test_a_fault_is_told_where_users_read_though_output_went_to_a_log(
     """)
     assert process.wait(30) == 1
     assert "A fault of Penstock itself (OSError: too long)" in capfd.readouterr().err
+
+
+def test_a_full_disk_ends_penstock_serve_with_a_sentence(free_port: int):
+    program = """
+        import errno, os, pathlib, sys
+        def full(*_, **__):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        pathlib.Path.write_text = full
+        from penstock.cli import main
+        main()
+    """
+    words = ["serve", "--engine", "sim", "--port", str(free_port)]
+    run = [sys.executable, "-c", textwrap.dedent(program), *words]
+    ended = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 1
+    assert re.fullmatch(
+        r"penstock serve: '/.*' cannot be written: No space left on device. Set TMPDIR.\n", ended.stderr
+    )
+
+
+def test_output_that_finds_a_full_disk_ends_with_a_sentence():
+    run = [sys.executable, "-m", "penstock.cli", "schema"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(run, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("penstock: The output cannot be written: No space left on device.\n")
+    assert "fault of Penstock" not in ended.stderr

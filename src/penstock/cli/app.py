@@ -121,12 +121,13 @@ def _serve(arguments: Arguments, signals_fd: int) -> int:
         refuse_taken(planned.gateway.host, planned.gateway.port or DEFAULT_PORT)
         if arguments.address:
             refuse_silent(arguments.address)
+        # Commands in other working directories are shown the fleet.
+        folders = {word: os.path.abspath(word) for word in arguments.sources if os.path.isdir(word)}
+        sources = tuple(folders.get(word, word) for word in arguments.sources)
+        arguments = replace(arguments, sources=sources)
+        return serve_until_signalled(planned.in_folders(folders), arguments, signals_fd)
     except Error as error:
         fail("serve", error, as_json=arguments.log_format == "json")
-    # Commands in other working directories are shown the fleet.
-    folders = {word: os.path.abspath(word) for word in arguments.sources if os.path.isdir(word)}
-    sources = tuple(folders.get(word, word) for word in arguments.sources)
-    return serve_until_signalled(planned.in_folders(folders), replace(arguments, sources=sources), signals_fd)
 
 
 app.command(context_settings={"ignore_unknown_options": True})(run)

@@ -11,7 +11,7 @@ import typer
 from rich.filesize import decimal
 
 from penstock.cli.models.options import Json
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, Unavailable
 
 
 def cache(
@@ -36,8 +36,11 @@ def cache(
             guess = nearest(name, list(names))
             hint = f" Did you mean {guess!r}?" if guess else " `penstock cache` lists what is there."
             raise ConfigError(f"{name!r} is not in the cache.{hint}")
-    for name in remove or ():
-        names[name].remove()
+    for name in dict.fromkeys(remove or ()):
+        try:
+            names[name].remove()
+        except OSError as error:
+            raise Unavailable(f"{error.filename} cannot be removed: {error.strerror}.") from error
         print(f"Removed {name}, {decimal(names[name].size_bytes)}.")
     if remove:
         return

@@ -60,17 +60,10 @@ class LagProbe:
         return WorkerStrain((time.process_time() - spent) / wall_s if wall_s else 0.0, tuple(self._lags))
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Message of the parent: run your share of this level from `start` on."""
-
-    level: Level
-    start: float
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Message of the parent: close all connections and report what you have."""
+Order = tuple[Level, float] | None
+"""Message of the parent: run your share of this level from that time on; None: close all connections, and
+report what you have.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +89,14 @@ def main(plan: LoadPlan, pipe: Pipe) -> None:
 
 async def _serve(plan: LoadPlan, pipe: Pipe) -> None:
     worker = Worker(plan, pipe)
-    runs: asyncio.Queue[Run] = asyncio.Queue()
+    runs: asyncio.Queue[tuple[Level, float]] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
-    def obey(message: Run | Stop) -> None:
-        if isinstance(message, Stop):
+    def obey(order: Order) -> None:
+        if order is None:
             worker.stop()
         else:
-            runs.put_nowait(message)
+            runs.put_nowait(order)
 
     def receive() -> None:  # a thread, because an event loop would make the pipe non-blocking, for `send` too
         while True:
@@ -117,7 +110,7 @@ async def _serve(plan: LoadPlan, pipe: Pipe) -> None:
     gc.freeze()  # a look at everything that was imported would be a pause in somebody's stream
     pipe.send(Report(pack([]), strain=WorkerStrain(0.0, ())))
     while True:
-        await worker.run(await runs.get())
+        await worker.run(*await runs.get())
 
 
 class Worker:
@@ -129,10 +122,10 @@ class Worker:
         self._level_run: LevelRun | None = None
         self._stopped = False
 
-    async def run(self, run: Run) -> None:
+    async def run(self, level: Level, start: float) -> None:
         """One level; reports go to the parent meanwhile, and the last of them when all answers have ended."""
-        level_run = self._level_run = LevelRun(self._plan, self._writer, self._client, run.level, run.start)
-        lag_probe = LagProbe(run.start + run.level.warmup_s)
+        level_run = self._level_run = LevelRun(self._plan, self._writer, self._client, level, start)
+        lag_probe = LagProbe(start + level.warmup_s)
         reporter = asyncio.create_task(self._report_often(level_run))
         if not self._stopped:
             await level_run.run()

@@ -17,7 +17,7 @@ import psutil
 from penstock.bench.load.arrivals import Level
 from penstock.bench.load.driver import LoadPlan
 from penstock.bench.load.outcome import RequestOutcome, unpack
-from penstock.bench.load.worker import Report, Run, Stop, WorkerStrain, main
+from penstock.bench.load.worker import Report, WorkerStrain, main
 from penstock.errors import Error
 
 _LEAD_S = 0.1  # from the word to the start of a level
@@ -70,7 +70,7 @@ class LoadWorkers:
         psutil.cpu_percent()
         measured = Measured(level, time.monotonic() + _LEAD_S)
         for pipe in self._pipes:
-            pipe.send(Run(level, measured.start))
+            pipe.send((level, measured.start))
         open_by: dict[Pipe, int] = dict.fromkeys(self._pipes, 0)
         while len(measured.strains) < len(self._pipes):
             for pipe in cast("list[Pipe]", wait(self._pipes, _LOOK_S)):
@@ -90,7 +90,7 @@ class LoadWorkers:
         self._stopping = True
         for pipe in self._pipes:
             with contextlib.suppress(OSError):  # that one has ended; `run` tells
-                pipe.send(Stop())
+                pipe.send(None)
 
     def close(self) -> None:
         """Workers end with their pipes."""

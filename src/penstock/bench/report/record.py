@@ -31,7 +31,7 @@ def to_json(result: Result) -> dict[str, Any]:
         "endpoint": result.work.form.path,
         "model": result.work.form.model,
         "options": options,
-        "notes": list(result.notes),
+        "notes": result.notes,
         "levels": [{k: v for k, v in asdict(level).items() if k != "begin"} for level in result.figures],
     }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 
@@ -38,16 +38,9 @@ class _Tokens(msgspec.Struct):
     tokens: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The work as this service can be asked it. notes: what the user should know about it."""
-
-    work: Workload
-    notes: tuple[str, ...]
-
-
-async def probe(settings: BenchSettings) -> Found:
-    """Asks for the models and for one or two short answers.
+async def probe(settings: BenchSettings) -> tuple[Workload, list[str]]:
+    """The work as this service can be asked it, and what the user should know about it: asks for the models
+    and for one or two short answers.
 
     Raises: Error that says what to do.
     """
@@ -70,7 +63,7 @@ async def probe(settings: BenchSettings) -> Found:
         client.close()
 
 
-async def _found(client: Client, settings: BenchSettings) -> Found:
+async def _found(client: Client, settings: BenchSettings) -> tuple[Workload, list[str]]:
     model, work = settings.options.model, settings.work
     cards = await _models(client, settings.target, needed=model is None)
     card = next((card for card in cards if model in (None, card.id)), None)
@@ -79,7 +72,7 @@ async def _found(client: Client, settings: BenchSettings) -> Found:
     notes: list[str] = []
     if not model and len(cards) > 1:
         notes.append(f"The service has {len(cards)} models; --model chooses one.")
-    return await _tried(client, settings.target, work, notes)
+    return await _tried(client, settings.target, work, notes), notes
 
 
 async def _models(client: Client, target: Target, *, needed: bool) -> Sequence[_Card]:
@@ -100,11 +93,11 @@ async def _models(client: Client, target: Target, *, needed: bool) -> Sequence[_
     return ()
 
 
-async def _tried(client: Client, target: Target, work: Workload, notes: list[str]) -> Found:
+async def _tried(client: Client, target: Target, work: Workload, notes: list[str]) -> Workload:
     """The work in the richest wording that the service takes, and with its own measure of a word."""
     counts, work = await _first_answer(client, target, work, notes)
     if work.bodies:
-        return Found(work, tuple(notes))
+        return work
     if counts:
         even = await _even_words(client, target, work.form.model)
         work = replace(work, words=even or work.words)
@@ -117,7 +110,7 @@ async def _tried(client: Client, target: Target, work: Workload, notes: list[str
         notes.append(
             "The service does not count prompt tokens: a word is taken for one, so lengths are rough."
         )
-    return Found(work, tuple(notes))
+    return work
 
 
 async def _even_words(client: Client, target: Target, model: str) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ class Result:
 
     settings: BenchSettings
     work: Workload
-    notes: tuple[str, ...]
+    notes: list[str]
     begun_at: float = field(default_factory=time.time)
     levels: list[tuple[Figures, Measured]] = field(default_factory=list[tuple[Figures, Measured]])
 
@@ -50,11 +50,11 @@ class Watcher:
 
 def run(settings: BenchSettings, watcher: Watcher) -> Result:
     """Raises: Error when the service cannot be used at all. Ctrl-C ends the run with the results so far."""
-    found = asyncio.run(probe(settings))
-    result = Result(settings, found.work, found.notes)
+    work, notes = asyncio.run(probe(settings))
+    result = Result(settings, work, notes)
     watcher.found(result)
     options = settings.options
-    plan = LoadPlan(settings.target, found.work, options.timeout, options.think, shares=settings.workers)
+    plan = LoadPlan(settings.target, work, options.timeout, options.think, shares=settings.workers)
     workers = LoadWorkers(plan)
     try:
         workers.ready()

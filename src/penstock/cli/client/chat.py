@@ -8,14 +8,15 @@ import json
 import mimetypes
 import sys
 import unicodedata
-from collections.abc import Iterator
-from http.client import HTTPException, HTTPResponse
+from collections.abc import Iterable, Iterator
+from http.client import HTTPException
 from os.path import expanduser
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from penstock.bench.load.stream import message
 from penstock.cli.client.service import Service
 from penstock.cli.models.options import HERE, KEY_HINT, Key, Url
 from penstock.cli.process.failure import INTERRUPTED
@@ -44,7 +45,7 @@ def chat(
     """
     service = Service(url, api_key, key_hint=KEY_HINT)
     if not model:
-        models: list[dict[str, str]] = service.json("GET", "/v1/models")["data"]
+        models: list[dict[str, str]] = service.json("GET", "/v1/models", has="data")["data"]
         if not models:
             raise Unavailable("The service serves no model.")
         model = models[0]["id"]
@@ -109,7 +110,7 @@ class _Conversation:
 
     def choose(self, model: str) -> None:
         """/model [NAME]: talk to another model; without a name, list them."""
-        names = [one["id"] for one in self._service.json("GET", "/v1/models")["data"]]
+        names = [one["id"] for one in self._service.json("GET", "/v1/models", has="data")["data"]]
         if not model:
             print("\n".join(f"{'* ' if name == self._model else '  '}{name}" for name in names))
         elif model in names:
@@ -171,8 +172,9 @@ class _Conversation:
                 self._messages.pop()
 
 
-def _texts(response: HTTPResponse) -> Iterator[str]:
+def _texts(response: Iterable[bytes]) -> Iterator[str]:
     """The texts in the events of a stream up to its `[DONE]`. Raises: Error."""
+    line = b""
     try:
         for line in response:
             if not line.startswith(b"data:"):
@@ -181,10 +183,13 @@ def _texts(response: HTTPResponse) -> Iterator[str]:
             if data == b"[DONE]":
                 return
             event = json.loads(data)
-            if "error" in event:
-                raise Error(event["error"].get("message", "The service gave no reason."))
-            if text := "".join(choice["delta"].get("content") or "" for choice in event["choices"]):
+            if event.get("error"):
+                raise Error(message(data))
+            deltas = [choice.get("delta") or {} for choice in event.get("choices") or ()]
+            if text := "".join(delta.get("content") or "" for delta in deltas):
                 yield text
+    except (ValueError, AttributeError) as error:
+        raise Error(f"The service's answer has an event that is no piece of one: {message(line)}") from error
     except (OSError, HTTPException) as error:
         raise Unavailable(f"The connection broke in the middle of the answer ({error}).") from error
     raise Unavailable("The service closed the connection in the middle of the answer.")

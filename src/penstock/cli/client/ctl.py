@@ -184,7 +184,8 @@ def _perform(target: ReplicaTarget, operation: str, **arguments: Any) -> int:
     """Prints the outcome of each replica. Exit code: 0 when all have done it, else 1."""
     scope = {"model": target.model, "replica": target.replica, "timeout_s": target.timeout_s}
     body = {name: value for name, value in scope.items() if value is not None} | arguments
-    found = target.ask("POST", operation, body, target.timeout_s + _SLACK_S)
+    # Whatever its status: of replicas that have failed, that is one of an error.
+    found = target.ask("POST", operation, body, target.timeout_s + _SLACK_S, has="replicas")
     for replica_id, outcome in found["replicas"].items():
         text = f"failed: {outcome['error']}" if "error" in outcome else _result(outcome.get("result"))
         print(f"{found['model']}  {replica_id}  {text}")

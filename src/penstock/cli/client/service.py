@@ -89,9 +89,11 @@ class Service:
         *,
         timeout_s: float | None = None,
         headers: Mapping[str, str] | None = None,
+        has: str = "",
     ) -> dict[str, Any]:
-        """The JSON object of a response. Raises: Error for one that says an `error`, or that others than a
-        service of Penstock give.
+        """The JSON object of a response. has: a name in it, whatever its status; other servers' may lack it.
+
+        Raises: Error, also for an object with an `error`.
         """
         with closing(self.send(method, path, body, timeout_s=timeout_s, headers=headers)) as response:
             status, content = response.status, _read(response)
@@ -99,8 +101,7 @@ class Service:
             found = json.loads(content)
         except ValueError:
             found = None
-        says_state = path == "/health" and isinstance(found, dict) and "status" in found
-        if not isinstance(found, dict) or "error" in found or (status >= 400 and not says_state):
+        if not isinstance(found, dict) or "error" in found or (has not in found if has else status >= 400):
             error = self._error(status, content)
             if path.startswith("/admin/") and isinstance(error, NotFound) and "no path" in str(error):
                 raise NotFound("The service has no admin endpoints: start it with PENSTOCK_ADMIN_KEY set.")
@@ -155,12 +156,13 @@ class AdminTarget:
         body: dict[str, Any] | None = None,
         timeout_s: float = _ADMIN_S,
         /,
+        has: str = "",
         **headers: str,
     ) -> dict[str, Any]:
-        """The response of `/admin/PATH`. Raises: Error."""
+        """The response of `/admin/PATH`. has: as of `Service.json`. Raises: Error."""
         hint = "The admin key is PENSTOCK_ADMIN_KEY, or --admin-key."
         service = Service(self.url, self.admin_key, key_hint=hint)
-        return service.json(method, f"/admin/{path}", body, timeout_s=timeout_s, headers=headers)
+        return service.json(method, f"/admin/{path}", body, timeout_s=timeout_s, headers=headers, has=has)
 
 
 def _read(response: HTTPResponse) -> bytes:

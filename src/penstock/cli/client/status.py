@@ -19,7 +19,7 @@ _ADMIN_KEY = "PENSTOCK_ADMIN_KEY"
 def show_models(url: Url = HERE, api_key: Key = None, as_json: Json = False) -> int:
     """List what a running service serves: models, aliases, adapters, and their context windows."""
     service = Service(url, api_key, key_hint=KEY_HINT)
-    found = service.json("GET", "/v1/models", timeout_s=_ANSWER_S)["data"]
+    found = service.json("GET", "/v1/models", timeout_s=_ANSWER_S, has="data")["data"]
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return 0
@@ -45,7 +45,7 @@ def show_status(url: str, api_key: str | None, *, as_json: bool, own: bool = Fal
     Raises: Error when the service does not answer.
     """
     service = Service(url, api_key or os.environ.get(_ADMIN_KEY), key_hint=KEY_HINT, own=own)
-    health = service.json("GET", "/health", timeout_s=_ANSWER_S)
+    health = service.json("GET", "/health", timeout_s=_ANSWER_S, has="status")
     version, engines = _versions(service)
     models = {name: {**counts, **engines.get(name, {})} for name, counts in health.get("models", {}).items()}
     if as_json:

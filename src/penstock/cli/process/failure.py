@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import tempfile
 import traceback
@@ -38,10 +39,15 @@ def is_interrupt(error: BaseException | None) -> bool:
 
 
 def crashed(error: BaseException, err: TextIO | None = None) -> int:
-    """Tells the user of an error that no command expects: a fault of ours. Returns the exit code.
+    """Tells the user of an error that no command expects: a fault of ours, or a full disk. Returns the exit
+    code.
 
     err: where the user reads; by default stderr.
     """
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what = f"'{error.filename}'" if error.filename else "The output"
+        print(f"penstock: {what} cannot be written: {error.strerror}.", file=err or sys.stderr)
+        return 1
     text = "".join(traceback.format_exception(error))
     try:
         with tempfile.NamedTemporaryFile("w", prefix="penstock-", suffix=".log", delete=False) as log:

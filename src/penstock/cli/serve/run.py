@@ -28,7 +28,7 @@ from penstock.cli.process.output import Output, redirect_output
 from penstock.cli.serve import durations, started, startup
 from penstock.cli.serve.display import Display, Plain, display_for
 from penstock.cli.serve.greeting import greeting
-from penstock.errors import ConfigError, EngineStartFailed, Error, reason
+from penstock.errors import ConfigError, EngineStartFailed, Error, Unavailable, reason
 from penstock.json_logs import LOG_FORMAT
 from penstock.processes.lifeline import when_ended
 from penstock.processes.tree import adopt_orphans, end_descendants
@@ -58,11 +58,15 @@ def run(plan: ServePlan, arguments: Arguments, signals_fd: int) -> int:
     """Serves until a signal comes.
 
     Exit code: 0 after serving, 128 + signal before it, 1 for a failure, 2 for a bad config.
+    Raises: Unavailable where no temporary file can be written.
     """
     folder = temporary_folder(started.KIND, outlives=True)
-    started.note(folder, plan, arguments)
-    output = redirect_output(None if arguments.verbose else folder / "serve.log")
-    reader = progress.ProgressReader(folder / "progress")
+    try:
+        started.note(folder, plan, arguments)
+        reader = progress.ProgressReader(folder / "progress")
+        output = redirect_output(None if arguments.verbose else folder / "serve.log")
+    except OSError as error:
+        raise Unavailable(f"'{folder}' cannot be written: {error.strerror}. Set TMPDIR.") from error
     os.environ |= {progress.ENVIRONMENT: str(reader.path), progress.LOG_ENVIRONMENT: output.err_path}
     if plan.gateway.log_format == "json":
         os.environ[LOG_FORMAT] = "json"

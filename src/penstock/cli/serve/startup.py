@@ -91,10 +91,7 @@ class Steps:
     """Starts the service, waits for `stop`, ends it. Reports each step as an event."""
 
     def __init__(self, plan: ServePlan, arguments: Arguments, report: Report) -> None:
-        self._plan, self._report = plan, report
-        self._address, self._name = arguments.address, arguments.name
-        self._verbose, self._arguments = arguments.verbose, arguments
-        self._log_encoding = plan.gateway.log_format.upper()
+        self._plan, self._arguments, self._report = plan, arguments, report
         self._stop = threading.Event()
         # From here on: a model takes its time to start, and files may be saved meanwhile.
         self._files = WatchedFiles(filter(is_file, arguments.sources)) if arguments.watch else None
@@ -131,22 +128,22 @@ class Steps:
         with ThreadPoolExecutor() as meanwhile:
             engine_arguments = meanwhile.submit(read_engine_words, self._plan)
             engine_arguments.add_done_callback(self._report_failure)  # at once, not when Ray is up
-            with self._part(RAY, "connecting" if self._address else "starting"):
+            with self._part(RAY, "connecting" if self._arguments.address else "starting"):
                 import ray  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before two threads need it
 
                 meanwhile.submit(import_module, "penstock.serve.builders")  # a second of imports
                 cluster = self._cluster = Cluster(
-                    self._address,
+                    self._arguments.address,
                     # The engine's words, not read yet, may ask for a worker per CPU of a large machine.
                     cpus=cpus_needed(self._plan.configs) + _SPARE_CPUS,
                     passes_objects=bool(preprocessors(self._plan.configs)),
-                    verbose=self._verbose,
+                    verbose=self._arguments.verbose,
                     on_message=lambda text: self._report(Note(text)),
                 )
             if cluster.own:
                 _watch_ray(self._report)
             with self._part(SERVE, "starting"):
-                cluster.start_serve(self._log_encoding)
+                cluster.start_serve(self._plan.gateway.log_format.upper())
             with self._part(ARGUMENTS, "reading") if not engine_arguments.done() else nullcontext():
                 plan = engine_arguments.result()
         self._deploy(cluster, plan)
@@ -165,11 +162,11 @@ class Steps:
         serving = plan.serving
         if not cluster.own:
             serving = as_guest(serving, cluster.here(), self._guest_variables())
-        cluster.refuse_taken(self._name)
+        cluster.refuse_taken(self._arguments.name)
         with built() as self._deployments:
             application = build_openai_app(serving)
         self.deployed = True  # from here on there may be something to remove
-        deploy(application, self._name, plan.gateway.log_format)
+        deploy(application, self._arguments.name, plan.gateway.log_format)
         if not cluster.own and (niceness := cluster.niceness()):
             self._report(Note(_SLOW_WORKERS.format(niceness)))
 
@@ -179,7 +176,7 @@ class Steps:
         shown: set[str] = set()
         gateway = Service(plan.gateway.local_url, own=True)
         while not self._stop.wait(_LOOK_S):
-            status, why = state(self._name)
+            status, why = state(self._arguments.name)
             messages = [*why.values()]
             for message in messages:
                 if _SLOW_START in message:
@@ -212,13 +209,13 @@ class Steps:
             {} if cluster.own else self._guest_variables(),
             {name: os.environ[name] for name in _OF_BUILDERS if name in os.environ},
         )
-        control = Control(self._name, "penstock serve")
+        control = Control(self._arguments.name, "penstock serve")
         control.record(start, fleet, self._deployments)
 
     def _watch(self, files: WatchedFiles) -> None:
         from penstock.serve.fleet_file import Control, follow
 
-        control = Control(self._name, "penstock serve --watch")
+        control = Control(self._arguments.name, "penstock serve --watch")
         follow(files, self._read, control.save, lambda text: self._report(Note(text)), self._stop)
 
     def _read(self) -> Document:
@@ -235,7 +232,7 @@ class Steps:
         if self._cluster is None:
             return
         if self.deployed:
-            self._cluster.remove(self._name)
+            self._cluster.remove(self._arguments.name)
         self._cluster.leave()
 
     def _report_failure(self, task: Future[ServePlan]) -> None:

@@ -14,7 +14,7 @@ from pydantic import AfterValidator
 from penstock.config.schema.deployment import DeploymentOptions
 from penstock.config.schema.strict import StrictModel, setting
 
-_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 class PreprocessorOptions(DeploymentOptions):
@@ -34,7 +34,7 @@ class PostprocessorOptions(StrictModel):
 
 def checked_hook(value: Any) -> Any:
     """Raises: ValueError for what is neither callable nor a path."""
-    if value is None or callable(value) or (isinstance(value, str) and _PATH.fullmatch(value)):
+    if value is None or callable(value) or (isinstance(value, str) and IMPORT_PATH.fullmatch(value)):
         return value
     raise ValueError("must be a class, a function, or an import path such as `my_module:Preprocessor`.")
 

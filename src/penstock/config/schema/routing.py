@@ -5,12 +5,12 @@ The policies themselves are in `serve/routing`.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 from pydantic import AfterValidator
 
 from penstock.config.messages.problems import unknown
+from penstock.config.schema.processing import IMPORT_PATH
 from penstock.config.schema.strict import StrictModel, matching, setting
 
 POLICIES = (
@@ -30,7 +30,6 @@ SERVE_ROUTER = "serve_router"
 
 SESSION_HEADER = "x-session-id"
 
-_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _TOKEN = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
 
 
@@ -46,7 +45,7 @@ class RoutingConfig(StrictModel):
 
 def checked_policy(name: str) -> str:
     """Raises: ValueError for what is neither a policy's name nor a class's path."""
-    if name not in POLICIES and not _CLASS.fullmatch(name):
+    if name not in POLICIES and not IMPORT_PATH.fullmatch(name):
         raise ValueError(f"{unknown('policy', name, POLICIES)} An own class is named `my_module:MyPolicy`.")
     return name
 

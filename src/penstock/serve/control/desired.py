@@ -99,14 +99,14 @@ class DesiredStates:
         for other in file.parent.glob(f"{address}*.sqlite"):
             if other != file:
                 other.unlink(missing_ok=True)
-        self._connection = sqlite3.connect(
+        # Also for what else control stores.
+        self.connection = sqlite3.connect(
             file, timeout=_LOCKED_S, isolation_level=None, check_same_thread=False
         )
-        self.connection = self._connection  # for what else control stores
         if file.exists():
             file.chmod(0o600)  # the fleet may hold keys
-        self._connection.execute(_TABLE)
-        rows = self._connection.execute("SELECT model, replica, state FROM desired")
+        self.connection.execute(_TABLE)
+        rows = self.connection.execute("SELECT model, replica, state FROM desired")
         self._rows = {
             (model, replica): msgspec.json.decode(state, type=DesiredState) for model, replica, state in rows
         }
@@ -137,12 +137,12 @@ class DesiredStates:
         replicas report it to the next control.
         """
         try:
-            with self._connection:
-                self._connection.execute("BEGIN")
+            with self.connection:
+                self.connection.execute("BEGIN")
                 if not desired.replica:
-                    self._connection.execute("DELETE FROM desired WHERE model = ?", (model,))
+                    self.connection.execute("DELETE FROM desired WHERE model = ?", (model,))
                 row = model, desired.replica, msgspec.json.encode(desired)
-                self._connection.execute("INSERT OR REPLACE INTO desired VALUES (?, ?, ?)", row)
+                self.connection.execute("INSERT OR REPLACE INTO desired VALUES (?, ?, ?)", row)
         except sqlite3.Error as error:
             log.error("%s: the desired state is not stored: %s", model, error)
         if not desired.replica:
@@ -155,7 +155,7 @@ class DesiredStates:
         for row in [one for one in self._rows if one[0] == model and replica in (None, one[1])]:
             del self._rows[row]
             with suppress(sqlite3.Error):  # it concerns nobody any more
-                self._connection.execute("DELETE FROM desired WHERE model = ? AND replica = ?", row)
+                self.connection.execute("DELETE FROM desired WHERE model = ? AND replica = ?", row)
 
     def routes(self) -> dict[str, str]:
         """The application that answers for a model, by model, where it is not the gateway's own."""
@@ -163,7 +163,7 @@ class DesiredStates:
         return {model: application for model, application in routes.items() if application}
 
     def close(self) -> None:
-        self._connection.close()
+        self.connection.close()
 
     def remove(self) -> None:
         """For an application that has ended."""

@@ -62,7 +62,7 @@ def write(url: str, name: str, versions: Sequence[StoredVersion]) -> None:
 
     Raises: Unavailable.
     """
-    folder = JobStorage(url).at(_FOLDER)
+    folder = JobStorage(url).root / _FOLDER
     if folder.is_local:  # for the user only, as control's own database is
         with suppress(OSError):  # writing says why
             Path(folder.url).mkdir(0o700, parents=True, exist_ok=True)
@@ -82,7 +82,9 @@ def read(url: str, broken: list[str] | None = None) -> list[StoredVersion]:
     files, root = [url], JobStorage(url).root.url
     try:
         if not url.endswith(_SUFFIX):
-            names = [one.name for one in JobStorage(url).at(_FOLDER).files() if one.name.endswith(_SUFFIX)]
+            names = [
+                one.name for one in (JobStorage(url).root / _FOLDER).files() if one.name.endswith(_SUFFIX)
+            ]
             files = [f"{url.rstrip('/')}/{_FOLDER}/{name}" for name in names]
         with ThreadPoolExecutor(_READERS) as pool:
             contents = dict(zip(files, pool.map(_read_file, files), strict=True))
