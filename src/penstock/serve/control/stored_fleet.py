@@ -82,8 +82,8 @@ def read(url: str, broken: list[str] | None = None) -> list[StoredVersion]:
     files, root = [url], JobStorage(url).root.url
     try:
         if not url.endswith(_SUFFIX):
-            names = [
-                one.name for one in (JobStorage(url).root / _FOLDER).files() if one.name.endswith(_SUFFIX)
+            kept = (JobStorage(url).root / _FOLDER).files()
+            names = [one.name for one in kept if one.name.endswith(_SUFFIX)]
             ]
             files = [f"{url.rstrip('/')}/{_FOLDER}/{name}" for name in names]
         with ThreadPoolExecutor(_READERS) as pool:
