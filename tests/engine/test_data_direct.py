@@ -18,10 +18,12 @@ from borrowed import Borrowed, lent
 from enginetest import ALIAS, MODEL_ID, Served, vllm_config
 from tests.waiting import until
 
+from penstock.data.backends.http_client import ConnectionLost
 from penstock.data.backends.in_process import InProcessEngine
 from penstock.data.backends.protocol import Response
 from penstock.data.backends.replica import ReplicaClient
 from penstock.data.rows.request import RowRequest, with_fields
+from penstock.engine_control import DEFAULT_WEIGHTS
 from penstock.engines.vllm.capabilities.state import capabilities
 from penstock.layers.stack import stacked
 from penstock.serve.replica.inbound.listener import Listener
@@ -29,7 +31,8 @@ from penstock.serve.replica.inbound.status_link import StatusSource
 from penstock.serve.replica.tiers.controller import Targets
 from penstock.serve.replica.tiers.layer import ByClass, Turns
 from penstock.serve.replica.tiers.share import BatchShare
-from penstock.transport import link
+from penstock.transport import continuation, link
+from penstock.transport.continuation import RecordBudget, StreamRecord
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
@@ -180,17 +183,18 @@ def without_names(body: dict[str, Any]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def replica(engine: Borrowed, **hooks: Any) -> AsyncIterator[Ask]:
-    """How batch asks a replica of a deployment: over its socket."""
+async def replica(engine: Borrowed, record: StreamRecord | None = None, **hooks: Any) -> AsyncIterator[Ask]:
+    """How batch asks a replica of a deployment: over its socket. record: of the only row."""
     config = vllm_config()
     layers = {"adapters": None, "preprocessor": None, "postprocessor": None} | hooks
     turns = Turns(BatchShare(engine.load, Targets(), time.monotonic))
     listener = await Listener.open(
-        ByClass(stacked(engine, config, **layers), turns),  # pyright: ignore[reportArgumentType]
+        ByClass(stacked(engine, config, **layers), turns, lambda: DEFAULT_WEIGHTS),  # pyright: ignore[reportArgumentType]
         StatusSource(
             load=engine.load,
             hello=lambda: link.Hello(MODEL_ID, engine.max_model_len(), engine.kv_tokens()),
             batch=turns.share,
+            version="v",
         ),
         node_id="here",
         node_host=None,
@@ -199,7 +203,7 @@ async def replica(engine: Borrowed, **hooks: Any) -> AsyncIterator[Ask]:
 
     async def ask(request: RowRequest) -> Response:
         body = with_fields(request.body, {"model": request.model or MODEL_ID})
-        return await client.send(request.path, body, None)
+        return await client.send(request.path, body, None, record)
 
     await until(lambda: client.ready)
     try:
@@ -287,6 +291,31 @@ async def test_a_row_that_its_driver_gives_up_leaves_the_replicas_engine(
         asking.cancel()
         await until(lambda: own.load().running == 0)
     assert await demo.counted("generation_tokens_total") - before < 1500
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": 1}], ids=["plain", "by the application"])
+async def test_a_row_goes_on_at_another_replica_with_its_tokens(
+    directly: tuple[Directly, InProcessEngine], more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("penstock.engines.vllm.rows.prompts.TOKENS_AT_A_TIME", 16)
+    counted, own = directly
+    answered, record = counted.answered, StreamRecord(RecordBudget())
+    more = more | {"return_token_ids": True, "temperature": 2.0}
+    asked = row(prompt="water", max_tokens=100, ignore_eos=True, **more)
+    async with replica(counted, record) as ask:
+        asking = asyncio.create_task(ask(asked))
+        await until(lambda: record.groups > 1)
+    with pytest.raises(ConnectionLost):
+        await asking
+    await until(lambda: own.load().running == 0)
+    groups = continuation.decode(record.groups, record.data)
+    made = [token for group in groups for one in group for token in one.token_ids]
+    async with replica(counted, record) as ask:
+        answer = await ask(asked)
+    body = json.loads(answer.body)
+    assert (answer.status, body["usage"]["completion_tokens"]) == (200, 100)
+    assert body["choices"][0]["token_ids"][: len(made)] == made  # drawn anew, they would be others
+    assert counted.answered == answered + ("logprobs" not in more)
 
 
 async def test_a_replicas_hooks_see_plain_rows_and_their_answers(directly: tuple[Directly, InProcessEngine]):

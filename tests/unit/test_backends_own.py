@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.waiting import until
 
 from penstock.config import LLMConfig
 from penstock.data.backends.engine_config import with_runner, with_usage_details
 from penstock.data.backends.in_process import InProcessEngine
+from penstock.data.backends.protocol import RowInterrupted
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
 from penstock.data.job.api import make_worker_pool
@@ -207,10 +209,49 @@ async def test_a_death_ends_what_is_open_and_start_makes_a_new_engine(make: Any)
     engine = await make(die_after_tokens=500, step_base_ms=5)
     long = RowRequest(path=COMPLETIONS, body=b'{"prompt": "x", "max_tokens": 400, "ignore_eos": true}')
     ends = await asyncio.gather(*(engine.send(long) for _ in range(20)), return_exceptions=True)
-    assert {type(end) for end in ends} == {EngineDead}
+    assert {type(end) for end in ends} == {RowInterrupted}
     assert engine.available_slots(0) == 0
     await engine.start()
     assert (await engine.send(RowRequest(path=COMPLETIONS, body=b'{"prompt": "x"}'))).status == 200
+
+
+@pytest.mark.parametrize("adapter", ["", "the same", "another"])
+async def test_a_row_goes_on_in_the_engine_that_follows_a_dead_one(make: Any, tmp_path: Path, adapter: str):
+    lora = {"lora_config": adapters(tmp_path, "a")} if adapter else {}
+    engine = await make(step_base_ms=5, reply="word " * 40, **lora)
+    row = RowRequest(path=COMPLETIONS, body=b'{"prompt": "x", "n": 2}', model="m:a" if adapter else None)
+    whole = json.loads((await engine.send(row)).body)
+    first = engine._started.engine
+    made = first.counts().made_tokens
+    running = asyncio.create_task(Window(engine, RetryPolicy()).run(row))
+    await until(lambda: first.counts().made_tokens > made + 10)
+    if adapter == "another":
+        (tmp_path / "a" / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 16}')
+    first.die()
+    outcome = await running
+    found = json.loads(bytes(outcome.body))
+    assert (found["choices"], found["usage"]) == (whole["choices"], whole["usage"])
+    assert outcome.deaths == 1
+    spared = made - engine._started.engine.counts().made_tokens
+    assert spared == 0 if adapter == "another" else spared > 8  # without the tokens of the last step
+
+
+async def test_a_row_begins_anew_where_its_continuation_dies_at_once(make: Any):
+    engine = await make(step_base_ms=5, reply="word " * 40)
+    row = RowRequest(path=COMPLETIONS, body=b'{"prompt": "x"}')
+    running = asyncio.create_task(engine.send(row))
+    await until(lambda: engine._started.engine.counts().made_tokens > 5)
+    engine._started.engine.die()
+    with pytest.raises(RowInterrupted) as first:
+        await running
+    assert first.value.made is not None
+    await engine.start()
+    running = asyncio.create_task(engine.send(msgspec.structs.replace(row, made=first.value.made)))
+    await until(lambda: engine.load().running)
+    engine._started.engine.die()
+    with pytest.raises(RowInterrupted) as second:
+        await running
+    assert second.value.made is None
 
 
 HELD: set[str] = set()

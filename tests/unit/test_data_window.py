@@ -9,12 +9,13 @@ from interleaving import Start, disturbed
 from interleaving import ended as how_it_ended
 from tests.waiting import until
 
-from penstock.data.backends.protocol import Response
+from penstock.data.backends.protocol import Response, RowInterrupted
 from penstock.data.execution.retry import RetryPolicy
 from penstock.data.execution.window import Window
 from penstock.data.results.outcome import Outcome
 from penstock.data.rows.request import RowRequest
 from penstock.errors import EngineDead, EngineStartFailed, Unavailable
+from penstock.transport.continuation import Made
 
 QUICK = RetryPolicy(initial_backoff_s=0.001)
 OVERLOADED = Response(429, b'{"error": {"message": "Full.", "code": "overloaded"}}')
@@ -100,6 +101,25 @@ async def test_no_more_than_the_user_allows_are_in_the_engine():
     window = Window(backend, QUICK, max_in_flight=3)
     await asyncio.gather(*(window.run(row(f"row{n}")) for n in range(20)))
     assert backend.most == 3
+
+
+async def test_a_row_goes_on_until_an_engine_fails_on_what_it_goes_on_with():
+    given: list[Made | None] = []
+    ends: list[Made | int] = [(b"o", b"1"), 429, (b"o", b"2"), 500, 200]
+
+    class Scripted(Obedient):
+        async def send(self, request: RowRequest) -> Response:
+            given.append(request.made)
+            end = ends[len(given) - 1]
+            if isinstance(end, int):
+                return Response(end, b"{}")
+            death = RowInterrupted("It died.")
+            death.made = end
+            raise death
+
+    outcome = await Window(Scripted(), QUICK).run(row("x"))
+    assert (outcome.state, outcome.deaths) == ("ok", 2)
+    assert given == [None, (b"o", b"1"), (b"o", b"1"), (b"o", b"2"), None]
 
 
 async def test_a_long_row_does_not_hold_the_others():

@@ -76,6 +76,11 @@ def _group(value: Any) -> Group:
     return tuple(ChoiceTokens(*each) for each in given)
 
 
+def tokens_of(made: Made) -> list[Group]:
+    """Raises: ValueError."""
+    return decode(int.from_bytes(made[1][:_COUNT]), made[1][_COUNT:])
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Where a stream began. serves: what its tokens follow from beside the request, as replicas report it.

@@ -27,18 +27,27 @@ from penstock.config.derive.placement import Placement, place
 from penstock.config.derive.serve_options import runtime_env, without_secrets
 from penstock.data.backends.engine_config import adapter_name, downloader, with_usage_details
 from penstock.data.backends.limits import QueueDepth
-from penstock.data.backends.protocol import Response
+from penstock.data.backends.protocol import Response, RowInterrupted
 from penstock.data.rows.request import RowRequest, with_fields
 from penstock.engine import Engine, Load, Progress, no_progress
 from penstock.engines import engine_class
-from penstock.errors import BadRequest, EngineDead, Error, Unavailable
+from penstock.errors import BadRequest, Error, Unavailable
 from penstock.hooks.hook import POSTPROCESSOR, PREPROCESSOR, authors_ask
 from penstock.layers.adapters import Source, Store, asking_for
 from penstock.layers.preprocessing import GENERATING, stand_in
 from penstock.layers.stack import make_hook, stacked, start_engine
 from penstock.openai.errors import form
-from penstock.request_context import PreparedPrompt, prepared_prompt, tier
+from penstock.request_context import (
+    PreparedPrompt,
+    TokensProbe,
+    prepared_prompt,
+    tier,
+    tokens_before,
+    tokens_so_far,
+)
 from penstock.tiers import FLEX
+from penstock.transport import continuation
+from penstock.transport.continuation import NOTHING_MADE, Made, Origin
 
 if TYPE_CHECKING:
     from penstock.config import LLMConfig
@@ -58,7 +67,7 @@ class InProcessEngine:
         self._dead: str | None = None
         self._watch: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
-        self._requests: set[asyncio.Task[Response]] = set()
+        self._requests: dict[asyncio.Task[Response], TokensProbe] = {}
         self._queue_depth = QueueDepth()
 
     async def start(self, progress: Progress = no_progress) -> None:
@@ -83,8 +92,9 @@ class InProcessEngine:
             await self.start()
         if (started := self._started) is None:
             raise Unavailable("The engine is not running; call `start` first.")
-        task = asyncio.create_task(self._call(started, request))  # with its own context
-        self._requests.add(task)
+        probe = TokensProbe()
+        task = asyncio.create_task(self._call(started, request, probe))  # with its own context
+        self._requests[task] = probe
         try:
             response = await task
             if task.cancelling():  # vLLM answers that as if its client had gone
@@ -93,9 +103,11 @@ class InProcessEngine:
         except asyncio.CancelledError:
             if (this := asyncio.current_task()) is not None and this.cancelling():
                 raise
-            raise EngineDead(self._dead or _STOPPED) from None  # by `_fail`; `stop` may be over already
+            error = RowInterrupted(self._dead or _STOPPED)  # by `_fail`; `stop` may be over already
+            error.keep(_made(probe), request.made)
+            raise error from None
         finally:
-            self._requests.discard(task)
+            del self._requests[task]
             self._queue_depth.on_response(started.engine.load())
 
     def load(self) -> Load:
@@ -118,12 +130,17 @@ class InProcessEngine:
         self._fail(f"The engine died: {reason.rstrip('.')}.")
 
     def _fail(self, why: str) -> None:
-        """Fails all requests in the engine with EngineDead."""
+        """Fails all requests in the engine with RowInterrupted."""
         self._dead = self._dead or why
-        for task in self._requests:
+        for task, probe in self._requests.items():
+            probe.ask()  # the engine's app forgets it when it is cancelled
             task.cancel()
 
-    async def _call(self, started: StartedEngine, request: RowRequest) -> Response:
+    async def _call(self, started: StartedEngine, request: RowRequest, probe: TokensProbe) -> Response:
+        tokens_so_far.set(probe)
+        if request.made is not None:
+            probe.adapter = Origin.from_header(request.made[0]).adapter
+            tokens_before.set(continuation.tokens_of(request.made))
         try:
             headers, body = self._headers(request), self._body(request)
             authors_ask.set(True)
@@ -163,6 +180,14 @@ class InProcessEngine:
             prepared_prompt.set(ours)
             fields |= stand_in(ours, request.path)
         return with_fields(request.body, fields)
+
+
+def _made(probe: TokensProbe) -> Made:
+    """What the dead engine had made, for the next one."""
+    groups = probe.since(0) if probe.adapter is not None else ()
+    if not groups:
+        return NOTHING_MADE
+    return Origin("", "", 0, "", probe.adapter or "").to_header(), continuation.handed(groups)
 
 
 @dataclass(frozen=True, slots=True)

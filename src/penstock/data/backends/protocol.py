@@ -12,7 +12,7 @@ from typing import Protocol
 from penstock.data.rows.request import RowRequest
 from penstock.engine import Progress, no_progress
 from penstock.errors import EngineDead
-from penstock.transport.continuation import Made
+from penstock.transport.continuation import NOTHING_MADE, Made
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,13 @@ class RowInterrupted(EngineDead):
     """EngineDead, where another engine may go on with the row. made: for its next `RowRequest`."""
 
     made: Made | None = None
+
+    def keep(self, made: Made, given: Made | None) -> None:
+        """given: what the row began with. Where an engine has added nothing, that may be what ends engines,
+        and the row begins anew.
+        """
+        if made not in (NOTHING_MADE, given):
+            self.made = made
 
 
 class Backend(Protocol):

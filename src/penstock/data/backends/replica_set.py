@@ -25,7 +25,7 @@ from penstock.errors import BadRequest, ConfigError, EngineStartFailed, Unavaila
 from penstock.openai.errors import form
 from penstock.transport import link
 from penstock.transport.address import Address
-from penstock.transport.continuation import NOTHING_MADE, RecordBudget, StreamRecord
+from penstock.transport.continuation import RecordBudget, StreamRecord
 
 log = logging.getLogger(__name__)
 
@@ -86,18 +86,13 @@ class ReplicaSet:
         await asyncio.gather(*(replica.close() for replica in replicas))
 
     async def send(self, request: RowRequest) -> Response:
-        """An interrupted row goes on while each replica adds to its tokens; else they may be what ends
-        replicas, and it begins anew.
-        """
         record = StreamRecord(self._records)
         try:
             if request.made is not None:
                 record.take_over(*request.made)
             return await self._send_until_answered(request, record)
         except RowInterrupted as error:
-            made = record.made()
-            if made not in (NOTHING_MADE, request.made):
-                error.made = made
+            error.keep(record.made(), request.made)
             raise
         finally:
             record.close()
