@@ -84,7 +84,6 @@ def read(url: str, broken: list[str] | None = None) -> list[StoredVersion]:
         if not url.endswith(_SUFFIX):
             kept = (JobStorage(url).root / _FOLDER).files()
             names = [one.name for one in kept if one.name.endswith(_SUFFIX)]
-            ]
             files = [f"{url.rstrip('/')}/{_FOLDER}/{name}" for name in names]
         with ThreadPoolExecutor(_READERS) as pool:
             contents = dict(zip(files, pool.map(_read_file, files), strict=True))
