@@ -132,17 +132,18 @@ class TokensProbe:
     """Set in a request's context by those who may have it begun again before anything of its answer was sent.
 
     adapter: as `adapter_stamp`, where the request has been added; "" without an adapter. weights: the version
-    that it began with. forgotten: what was made is of no use any more, here or elsewhere.
+    that it began with. forgotten: what was made is of no use any more, here or elsewhere. told: others have
+    had tokens of it.
     """
 
-    __slots__ = ("_ask", "_key", "adapter", "forgotten", "weights")
+    __slots__ = ("_ask", "_key", "adapter", "forgotten", "told", "weights")
 
     def __init__(self) -> None:
         self._ask: Callable[[int], Sequence[Sequence[ChoiceTokens]]] | None = None
         self._key: str | None = None  # the engine's, of that adapter
         self.adapter: str | None = None
         self.weights: str | None = None
-        self.forgotten = False
+        self.forgotten = self.told = False
 
     def report(self, ask: Callable[[int], Sequence[Sequence[ChoiceTokens]]] | None) -> None:
         """Called by an engine that can go on with the request. ask: returns what it has made since the first
@@ -163,13 +164,15 @@ class TokensProbe:
         return self._key == key or (stamp is not None and self.adapter == stamp)
 
     def forget(self) -> None:
-        """Has the running request begin anew: other weights or another adapter made `tokens_before`."""
+        """Has the running request begin anew: what it will make does not go on with what was made."""
         tokens_before.set(())
         self._ask, self.forgotten = None, True
 
     def since(self, tokens: int) -> Sequence[Sequence[ChoiceTokens]]:
         """What has been made after the first `tokens` tokens, as far as that can be told."""
-        return self._ask(tokens) if self._ask is not None else ()
+        made = self._ask(tokens) if self._ask is not None else ()
+        self.told = self.told or bool(made)
+        return made
 
 
 tokens_so_far: ContextVar[TokensProbe | None] = ContextVar("tokens_so_far", default=None)

@@ -90,7 +90,9 @@ class ByClass:
                 again = True
                 if (record := record_tokens.get()) is not None:
                     record(None)
-                tokens_before.set(() if probe.forgotten else probe.ask() or tokens_before.get())
+                if not (made := probe.ask()) and probe.told:
+                    probe.forget()  # the engine had just completed it; who has tokens has another draw's
+                tokens_before.set(() if probe.forgotten else made or tokens_before.get())
         finally:
             gone.cancel()
 
