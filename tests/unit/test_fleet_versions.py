@@ -287,6 +287,36 @@ async def test_a_save_whose_caller_got_no_answer_can_be_made_again(
     assert not isinstance(await versions.save(fleet("b"), "kuberay", changed_only=True), str)
 
 
+async def test_a_save_that_is_asked_for_twice_is_applied_once(file: Path):
+    versions = WithoutRay(DesiredStates(file).connection, "app")
+    versions.record(START, fleet("a"), "kuberay")
+    saves = [versions.save(fleet("b"), "kuberay", changed_only=True) for _ in range(2)]
+    first, second = await asyncio.gather(*saves)
+    assert (isinstance(first, dict), second) == (True, "")
+    assert len(versions.history()) == 2
+
+
+async def test_a_save_that_ends_in_its_plan_undoes_no_rollback_when_it_is_made_again(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    versions = WithoutRay(DesiredStates(file).connection, "app")
+    versions.record(START, fleet("a"), "penstock serve")
+    await versions.apply(fleet("b"), "ada")
+    await asyncio.sleep(0)
+    await versions.rollback(1, "ben")
+    await asyncio.sleep(0)
+
+    async def ends(*_: object, **__: object) -> None:
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WithoutRay, "plan", ends)
+        with pytest.raises(asyncio.CancelledError):
+            await versions.save(fleet("b"), "watch")
+    assert "version 3, by ben" in str(await versions.save(fleet("b"), "watch"))
+    assert len(versions.history()) == 3
+
+
 async def test_each_form_of_a_file_is_kept_as_one(file: Path, tmp_path: Path):
     (model,) = fleet("b")["llm_configs"]
     (tmp_path / "b.yaml").write_text(json.dumps(model))
@@ -351,7 +381,7 @@ def test_who_waits_no_longer_is_told_that_the_apply_goes_on(capsys: pytest.Captu
 
     with pytest.raises(KeyboardInterrupt):
         _followed(Interrupted("", None, wait=5.0), 9)
-    assert "Version 9 is applied all the same" in capsys.readouterr().out
+    assert "Version 9 goes on being applied" in capsys.readouterr().out
 
 
 async def test_a_restart_of_serves_controller_hides_no_version(file: Path, patched):
@@ -433,7 +463,7 @@ def test_an_apply_that_takes_its_admin_key_away_says_that_it_goes_on(monkeypatch
                 return {"version": 9, "plan": {**PLANNED, "gateway": []}}
             raise Unauthorized("The key is wrong.")
 
-    with pytest.raises(Unauthorized, match=r"The key is wrong. Version 9 is applied all the same"):
+    with pytest.raises(Unauthorized, match=r"The key is wrong. Version 9 goes on being applied"):
         rollback(Locked("http://box:8000", "old"))
 
 

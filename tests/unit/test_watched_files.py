@@ -88,7 +88,7 @@ def watched(
     """
     applied: list[str] = []
 
-    def save(_: object, saved: dict[str, Any]) -> str:
+    def save(_: object, saved: dict[str, Any], _again: bool) -> str:
         applied.extend(one["model_loading_config"]["model_id"] for one in saved["llm_configs"])
         steps.stop()
         return ""
@@ -135,15 +135,20 @@ def test_a_file_that_was_missing_or_faulty_is_watched(
     assert "other.yaml:1" in said[1]
 
 
-def test_a_save_that_control_does_not_answer_is_made_again(files: tuple[WatchedFiles, Path, Path]):
+def test_a_save_that_control_does_not_answer_is_made_again(
+    files: tuple[WatchedFiles, Path, Path], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(fleet_file, "_ASK_AGAIN_S", 0.1)
     watch, _, model = files
     stopped, said, answers = (
         threading.Event(),
         list[str](),
         [Unavailable("Busy."), Unavailable("Busy."), None],
     )
+    may_have_it: list[bool] = []
 
-    def save(_: object) -> str:
+    def save(_: object, again: bool) -> str:
+        may_have_it.append(again)
         if (error := answers.pop(0)) is not None:
             raise error
         stopped.set()
@@ -151,7 +156,8 @@ def test_a_save_that_control_does_not_answer_is_made_again(files: tuple[WatchedF
 
     model.write_text(MODEL.format("b"))
     fleet_file.follow(watch, dict[str, Any], save, said.append, stopped)
-    assert (answers, said) == ([], ["Busy.", "Applied."])
+    assert (answers, said) == ([], ["Busy. It is asked again.", "Applied."])
+    assert may_have_it == [False, True, True]
 
 
 def test_a_missing_file_hides_no_other_change(files: tuple[WatchedFiles, Path, Path]):

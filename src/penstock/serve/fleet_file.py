@@ -1,4 +1,4 @@
-"""A fleet that follows its file: once `penstock serve --watch` serves, and where KubeRay deploys it.
+"""Follows the file of a fleet, for `penstock serve --watch` and on KubeRay.
 
 KubeRay deploys an application again when anyone else has changed it, as control does. So KubeRay deploys
 `FleetFile` alone, which deploys the fleet as another application.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -21,7 +23,7 @@ from ray.serve.exceptions import RayServeException
 from penstock import json_logs
 from penstock.config.fleet.document import Document, StartSettings, read
 from penstock.config.loading.watched_files import WatchedFiles
-from penstock.errors import Error, Unavailable
+from penstock.errors import Error, Unavailable, reason
 from penstock.serve.builders import build_openai_app
 from penstock.serve.control import application
 from penstock.serve.replica.version import built
@@ -29,7 +31,9 @@ from penstock.serve.replica.version import built
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
-_ANSWER_S = 120.0
+_ASK_AGAIN_S = 5.0
+_DEPLOY_AGAIN_S = 60.0
+_ANSWER_S = 400.0  # vLLM may take three minutes to check the arguments of a model
 
 
 class Control:
@@ -60,28 +64,32 @@ class Control:
             handle = serve.get_deployment_handle("LLMControl", app_name=self._app)
             return getattr(handle, method).remote(*arguments).result(timeout_s=_ANSWER_S)
         except (RayError, RayServeException, TimeoutError) as error:
-            raise Unavailable(f"Control does not answer, and is asked again: {error}") from error
+            raise Unavailable(f"Control does not answer: {reason(str(error))}") from error
 
 
 def follow(
     files: WatchedFiles,
     read_them: Callable[[], Document],
-    save: Callable[[Document], str],
+    save: Callable[[Document, bool], str],
     say: Callable[[str], None],
     stopped: threading.Event,
     *,
     is_late: bool = False,
 ) -> None:
-    """Has control apply the files each time they are saved, until `stopped`. is_late: at once, too."""
-    while not stopped.wait(_LOOK_S):
+    """Has control apply the files each time they are saved, until `stopped`. is_late: at once, too.
+
+    save: gets the fleet, and whether it may have had it already, as no answer came.
+    """
+    pause_s = _LOOK_S
+    while not stopped.wait(pause_s):
         if not (files.saved() or is_late):
             continue
-        was_late, is_late = is_late, False
+        was_late, is_late, pause_s = is_late, False, _LOOK_S
         try:
             files.look()
-            said = save(read_them())
+            said = save(read_them(), was_late)
         except Unavailable as error:
-            is_late, said = True, "" if was_late else str(error)
+            is_late, pause_s, said = True, _ASK_AGAIN_S, "" if was_late else f"{error} It is asked again."
         except Error as error:
             said = f"Nothing changes: {error}"
         if said:
@@ -97,9 +105,9 @@ class FleetFile:
         self._file, self._app, self._start = file, app, StartSettings(gateway)
         self._control = Control(app, file)
         self._files = WatchedFiles([file])
-        runs = await asyncio.to_thread(self._runs)
-        while not runs:
-            runs = await asyncio.to_thread(self._deploy)
+        self._deployed: tuple[Document, dict[str, str | None]] | None = None
+        while not await asyncio.to_thread(self._is_there):
+            pass
         self._following = threading.Thread(target=self._follow, name="fleet-file", daemon=True)
         self._following.start()
 
@@ -108,28 +116,43 @@ class FleetFile:
         if not self._following.is_alive():
             raise RuntimeError("Nothing follows the file any more.")
 
+    def _is_there(self) -> bool:
+        """Whether the fleet runs and control knows it; deploys it where not. To be called until it is."""
+        try:
+            return (self._deployed is None and self._runs()) or self._deploy()
+        except (Unavailable, RayError, RayServeException) as error:
+            log.warning("%s", error)
+            time.sleep(_ASK_AGAIN_S)
+            return False
+
     def _runs(self) -> bool:
-        """Whether an earlier replica has deployed it."""
+        """Whether it has been deployed, and control knows it."""
         return application.state(self._app)[0] != "NOT_STARTED" and self._control.is_recorded()
 
     def _deploy(self) -> bool:
-        """Deploys what the file says. Returns when that runs, or False when the file is saved before."""
+        """Deploys what the file says. Returns when it runs; or False, to be called again, once the file has
+        been saved or a while after a failure.
+        """
         self._files.look()
-        deployed: tuple[Document, dict[str, str | None]] | None = None
+        again_at = math.inf
         try:
             fleet = read(self._file)
             args = self._start.applied(fleet)
             with built() as versions:
                 app = build_openai_app(args)
             application.deploy(app, self._app, args.gateway.log_format)
-            deployed = fleet, versions
+            self._deployed = fleet, versions
         except Exception as error:  # Serve's and Ray's, too, of many kinds
-            log.exception("Nothing is deployed until the file is saved: %s", error)
-        while not self._files.saved():
+            again_at = time.monotonic() + _DEPLOY_AGAIN_S
+            log.exception("The file is not deployed, and is tried again: %s", error)
+        while not self._files.saved() and time.monotonic() < again_at:
             time.sleep(_LOOK_S)
-            if deployed and application.state(self._app)[0] == "RUNNING":
-                self._control.record(self._start, *deployed)
+            status = application.state(self._app)[0]
+            if self._deployed and status == "RUNNING":
+                self._control.record(self._start, *self._deployed)
                 return True
+            if status == "DEPLOY_FAILED":
+                again_at = min(again_at, time.monotonic() + _DEPLOY_AGAIN_S)
         return False
 
     def _follow(self) -> None:
@@ -141,10 +164,15 @@ class FleetFile:
         try:
             return read(self._file)
         except Error as error:
-            self._control.note(f"Nothing changes: {error}")
+            if Path(self._file).exists():  # else it is meant for other pods now
+                self._control.note(f"Nothing changes: {error}")
             raise
 
-    def _save(self, fleet: Document) -> str:
+    def _save(self, fleet: Document, _may_have_it: bool) -> str:
+        if not self._runs():  # it was deleted, or control began anew without its disk
+            while not self._is_there():
+                pass
+            return ""
         # Unlike a person, a kubelet writes a file again that says the same.
         return self._control.save(fleet, changed_only=True)
 

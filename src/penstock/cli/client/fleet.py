@@ -286,7 +286,7 @@ def _followed(
     try:
         return _waited(target, moved, version)
     except KeyboardInterrupt:
-        print(f"Version {version} is applied all the same; `penstock history` shows the outcome.")
+        print(f"Version {version} goes on being applied; `penstock history` shows the outcome.")
         raise
 
 
@@ -308,7 +308,7 @@ def _url_after(url: str, gateway: Sequence[Mapping[str, Any]]) -> str:
 def _waited(target: FleetChange, moved: FleetChange, version: int) -> int:
     """Says what holds it up, and its outcome. Returns the exit code. moved: the same after the change."""
     shown: set[str] = set()
-    began_at, is_refused = target.url, False
+    began_at = target.url
     heard = time.monotonic()
     deadline = heard + target.wait
     while time.monotonic() < deadline:
@@ -317,12 +317,11 @@ def _waited(target: FleetChange, moved: FleetChange, version: int) -> int:
             found = target.ask("GET", "fleet", None, _LOOK_ANSWER_S)
             rows = target.ask("GET", "fleet/history", None, _LOOK_ANSWER_S)["data"]
         except Unauthorized as error:
-            if is_refused or moved == target:
+            if moved.admin_key == target.admin_key or time.monotonic() - heard > _LOST_S:
                 raise Unauthorized(
-                    f"{error} Version {version} is applied all the same; `penstock history` shows the "
-                    "outcome."
+                    f"{error} Version {version} goes on being applied; `penstock history` shows the outcome."
                 ) from error
-            target, moved, is_refused = moved, target, True
+            target, moved = moved, target
             continue
         except Unavailable as error:  # the gateway restarts, or it says that control does
             if error.__cause__:
@@ -340,7 +339,7 @@ def _waited(target: FleetChange, moved: FleetChange, version: int) -> int:
                 shown.add("")
                 print(f"    Nothing answers at {began_at}; still waiting, up to {_LOST_S:g} s for an answer.")
             continue
-        heard, is_refused = time.monotonic(), False
+        heard = time.monotonic()
         shown.discard("")
         versions = {one["version"]: one for one in rows}
         if (one := versions.get(version)) is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import sqlite3
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -62,7 +63,9 @@ class LLMControl:
         """
         json_logs.configure()
         context, app = ray.get_runtime_context(), serve.get_replica_context().app_name
-        name = file_name(context.gcs_address, app, context.get_session_name())
+        # KubeRay's name: workers know the head by another address than itself, and a new head has a new one.
+        cluster = os.environ.get("RAY_CLUSTER_NAME") or context.gcs_address
+        name = file_name(cluster, app, context.get_session_name())
         file = Settings.read().cache_folder() / "control" / name
         await self.open(file, app, context.get_node_id(), ray.util.get_node_ip_address(), port)
         self._watching = asyncio.create_task(self._gateways.watch(self._forget))
@@ -239,6 +242,8 @@ class LLMControl:
             await self.note(who, text)
             return text
         if isinstance(begun, str):
+            if begun:
+                await self.note(who, begun)
             return begun
         await self.note(who, _changed({}, begun))
         return f"Applying version {begun['version']} of the fleet: {begun['what']}."

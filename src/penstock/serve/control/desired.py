@@ -59,9 +59,9 @@ class Signal:
                     await self._event.wait()
 
 
-def file_name(gcs_address: str, app: str, session: str) -> str:
-    """An application's file. session: of the Ray cluster; earlier ones may have had the same address."""
-    address = hashlib.sha256(f"{gcs_address}/{app}".encode()).hexdigest()[:24]
+def file_name(cluster: str, app: str, session: str) -> str:
+    """An application's file. cluster: its name or address, which earlier sessions may have had, too."""
+    address = hashlib.sha256(f"{cluster}/{app}".encode()).hexdigest()[:24]
     return f"{address}-{hashlib.sha256(session.encode()).hexdigest()[:8]}.sqlite"
 
 

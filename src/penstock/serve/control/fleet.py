@@ -74,8 +74,8 @@ _NEXT_START = "The next start takes the files again, as they are then."
 _ADAPTERS_KEPT = "failed: a replica of "  # as `Followers.adapters` goes on
 _NOT_TAKEN_OVER = "failed: a gateway stays as it was, and tries again: "
 _UNKNOWN = (
-    "The fleet of this service is not known: a program has deployed it. Services that `penstock serve` or "
-    "the manifest of `penstock kuberay` started can be changed by a file."
+    "The fleet of this service is not known: it still starts, or a program has deployed it. Services that "
+    "`penstock serve` or the manifest of `penstock kuberay` started can be changed by a file."
 )
 
 
@@ -103,7 +103,7 @@ class FleetVersions:
         self._applying: asyncio.Task[None] | None = None
         self._storing: asyncio.Task[None] | None = None
         self._to_store = ""  # URL of the storage that lacks something
-        self._turn, self._deploying = asyncio.Lock(), threading.Lock()
+        self._turn, self._saving, self._deploying = asyncio.Lock(), asyncio.Lock(), threading.Lock()
 
     def close(self) -> None:
         """Leaves an apply, and what is not stored yet, to the next control."""
@@ -122,8 +122,7 @@ class FleetVersions:
         self._database.execute("DELETE FROM run")
         name = stored_fleet.file_name(self._service, time.time())
         self._database.execute("INSERT INTO run VALUES (?)", (name,))
-        self._add(who, "started", APPLIED, fleet, {}, deployments or {})
-        self._see()
+        self._see(self._add(who, "started", APPLIED, fleet, {}, deployments or {}))
         self._remember(fleet)
 
     def history(self) -> list[FleetVersion]:
@@ -342,24 +341,27 @@ class FleetVersions:
         changes either where the last save said the same. Raises: as `apply`.
         """
         fleet = _kept(fleet)
-        if changed_only and self._saved() == fleet:
-            return ""
-        begun = await self._save(fleet, who)
-        self._remember(fleet)  # not before: a caller whom no control has answered asks again
+        async with self._saving:  # a caller that was not answered in time asks again
+            if changed_only and self._saved() == fleet:
+                return ""
+            newest = self._newest()
+            begun = await self._save(fleet, who, newest)
+            # Not before: a caller whom no control has answered asks again.
+            self._see(newest.version if isinstance(begun, str) else begun["version"])
+            self._remember(fleet)
         return begun
 
-    async def _save(self, fleet: Document, who: str) -> dict[str, Any] | str:
-        newest, since = self._newest(), self._see()
+    async def _save(self, fleet: Document, who: str, newest: FleetVersion) -> dict[str, Any] | str:
+        (since,) = self._database.execute("SELECT max(version) FROM seen").fetchone()
         if (await self.plan(fleet))["is_empty"]:
             return ""
-        if known := await asyncio.to_thread(self._applied_since, since, fleet):
+        if known := await asyncio.to_thread(self._applied_since, since or 0, fleet):
             return (
                 f"Nothing changes: the file is that of version {known.version}, by {known.who}, and version "
-                f"{newest.version}, by {newest.who}, came after it. Save it again to apply it."
+                f"{newest.version}, by {newest.who}, came after it. `penstock rollback {known.version}` "
+                "applies it all the same."
             )
-        begun = await self.apply(fleet, who, take_over=True)
-        self._see()
-        return begun
+        return await self.apply(fleet, who, take_over=True)
 
     def _saved(self) -> Document | None:
         """What the last save said."""
@@ -367,15 +369,12 @@ class FleetVersions:
         return None if row is None else _kept(msgspec.json.decode(row[0]))
 
     def _remember(self, fleet: Document) -> None:
-        self._database.execute("DELETE FROM saved")
-        self._database.execute("INSERT INTO saved VALUES (?)", (msgspec.json.encode(fleet),))
+        row = (msgspec.json.encode(fleet),)
+        self._database.execute("REPLACE INTO saved (rowid, document) VALUES (1, ?)", row)
 
-    def _see(self) -> int:
-        """Notes that the newest version was there at a save. Returns that of the save before."""
-        (before,) = self._database.execute("SELECT max(version) FROM seen").fetchone()
-        self._database.execute("DELETE FROM seen")
-        self._database.execute("INSERT INTO seen SELECT max(version) FROM fleet")
-        return before or 0
+    def _see(self, version: int) -> None:
+        """Notes that it was the newest one at a save."""
+        self._database.execute("REPLACE INTO seen (rowid, version) VALUES (1, ?)", (version,))
 
     def _applied_since(self, since: int, fleet: Document) -> FleetVersion | None:
         """The newest version after `since` that was applied and is the same fleet."""
@@ -412,7 +411,7 @@ class FleetVersions:
             faults = [
                 *found.faults,
                 *faults_of_storage(after),
-                *(() if is_guest else _not_here(found, after)),
+                *(() if can_grow else _not_here(found, after)),
             ]
             return replace(found, faults=faults), new
 
