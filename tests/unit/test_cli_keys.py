@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -185,3 +186,19 @@ def test_dates_are_in_utc(tmp_path: Path):
     for text in texts:
         file.write_text(f"keys: [{{tenant: t, name: n, hash: '{hashed(KEY)}', expires: {text}}}]")
         assert load(file).keys[0].expires == 1_801_353_600.0
+
+
+def test_a_file_keeps_its_mode_and_its_owner(tmp_path: Path):
+    file = tmp_path / "keys.yaml"
+    create(file)
+    file.chmod(0o664)
+    if os.geteuid() == 0:
+        os.chown(file, 1234, 1234)
+    before, umask = file.stat(), os.umask(0o027)
+    try:
+        create(file, name="other")
+    finally:
+        os.umask(umask)
+    after = file.stat()
+    assert after.st_ino != before.st_ino
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)

@@ -109,12 +109,20 @@ def test_a_second_time_nothing_changes(tmp_path: Path):
 @pytest.mark.parametrize("team", ["Web", "Another name"])
 def test_keys_that_come_later_go_to_the_tenant_of_their_team(team: str):
     values: dict[str, Any] = {}
-    imported(values, {"keys": [listed(team_id="7d7f7a6c", models=["qwen"])]})  # before its team is listed
-    assert values["keys"][0]["tenant"] == "7d7f7a6c"
+    imported(values, {"keys": [listed(team_id="7d7f7a6c")]}, [WEB])
     imported(
         values, {"keys": [listed(n, team_id="7d7f7a6c") for n in range(2)]}, [WEB | {"team_alias": team}]
     )
-    assert [one["tenant"] for one in values["keys"]] == ["7d7f7a6c"] * 2
+    assert [one["tenant"] for one in values["keys"]] == ["Web"] * 2
+
+
+def test_a_key_that_has_moved_to_another_team_takes_nobody_with_it():
+    values: dict[str, Any] = {}
+    teams = [WEB, {"team_id": "b", "team_alias": "Beta"}]
+    imported(values, {"keys": [listed(0, team_id="7d7f7a6c")]}, teams)
+    of_keys = [listed(0, team_id="b"), listed(1, team_id="b"), listed(2, team_id="7d7f7a6c")]
+    imported(values, {"keys": of_keys}, teams)
+    assert [one["tenant"] for one in values["keys"]] == ["Web", "Beta", "Web"]
 
 
 def test_limits_of_a_budget_hold_where_a_key_has_none():
@@ -151,6 +159,8 @@ def test_a_key_may_use_its_models_within_its_teams(
 ):
     key, team = listed(team_id="7d7f7a6c", models=models), WEB | {"models": of_team}
     assert entry(key, teams=[team]).get("models") == expected
+    if "no-default-models" in of_team:
+        return
     user = {"user_id": "ann", "models": of_team}
     assert entry(key | {"team_id": None, "user_id": "ann"}, users=[user], total=1).get("models") == expected
 
@@ -205,20 +215,25 @@ def test_whatever_the_names_owners_stay_apart_and_twice_is_once(texts: list[tupl
         ({"rpm_limit": 0}, {}, "with a limit of 0"),
         ({"max_budget": 0.0}, {}, "with a limit of 0"),
         ({}, {"tpm_limit": 0}, "with a limit of 0"),
+        ({"user_id": "off"}, {}, "blocked"),
     ],
 )
 def test_keys_that_nobody_can_use_are_left_out_and_counted(key: Any, team: Any, why: str):
     values: dict[str, Any] = {}
-    found = imported(values, {"keys": [listed(team_id="7d7f7a6c", **key)]}, [WEB | team])
+    users = [{"user_id": "off", "metadata": {"scim_active": False}}]
+    found = imported(values, {"keys": [listed(team_id="7d7f7a6c", **key)], "users": users}, [WEB | team])
     assert (found.added, found.left, found.notes(), values.get("keys")) == ([], {why: 1}, [], None)
 
 
 @pytest.mark.parametrize(
     ("key", "answer", "said"),
     [
-        ({"team_id": "t"}, {}, "Left out: keys for all models of a team that no file lists"),
-        ({"team_id": "t", "models": ["all-team-models"]}, {}, "of a team that no file lists"),
-        ({"user_id": "u"}, {}, "Left out: keys for all models of a user"),
+        ({"team_id": "t"}, {}, "Left out: keys of a team that no file lists"),
+        ({"team_id": "t", "models": ["qwen"]}, {}, "of a team that no file lists"),
+        ({"user_id": "u"}, {}, "Left out: keys of a user whom no file lists"),
+        ({"user_id": "u", "models": ["qwen"]}, {}, "Left out: keys of a user whom no file lists"),
+        ({"project_id": "p"}, {}, "Left out: keys of projects"),
+        ({"user_id": "u"}, {"users": [{"user_id": "u", "models": ["no-default-models", "a"]}]}, "no model"),
         ({"user_id": "u"}, {"users": [{"user_id": "v"}], "total": 2}, "add all pages of what `/user/list`"),
         ({"models": ["no-default-models"]}, {}, "Left out: keys that may use no model"),
         ({"user_id": "u"}, {"users": [{"user_id": "u", "models": ["no-default-models"]}]}, "use no model"),
@@ -228,7 +243,7 @@ def test_keys_that_nobody_can_use_are_left_out_and_counted(key: Any, team: Any, 
 )
 def test_a_key_that_could_do_more_than_before_is_left_out_and_named(key: Any, answer: Any, said: str):
     found = imported({}, {"keys": [listed(key_alias="ci", **key)], **answer})
-    assert (found.added, found.left) == ([], {"named below": 1})
+    assert (found.added, found.left) == ([], {"named on stderr": 1})
     (note,) = found.notes()
     assert said in note
     assert note.endswith("/ci.")
@@ -258,13 +273,19 @@ def test_what_restricts_nothing_is_nothing_to_say(key: Any):
         ({"aliases": {"gpt": "qwen"}}, "Not imported: LiteLLM's `aliases`, of default/ci."),
         ({"object_permission": {"mcp_servers": ["a"]}}, "LiteLLM's `object_permission`, of default/ci."),
         ({"org_id": "a"}, "Not imported: LiteLLM's `org_id`, of default/ci."),
-        ({"max_budget": 5.0, "budget_duration": "7d"}, "for each calendar month: default/ci (7d)."),
-        ({"max_budget": 5.0}, "for each calendar month: default/ci (no-end)."),
+        (
+            {"max_budget": 5.0, "budget_duration": "7d"},
+            "These budgets count by calendar month now: default/ci (7d).",
+        ),
+        ({"max_budget": 5.0}, "by calendar month now: default/ci (never began anew)."),
         ({"max_budget": 5.0, "spend": 0.5}, "Budgets begin anew, whatever was spent: default/ci."),
         ({"max_budget": 5.0}, "Budgets count by `gateway.prices`; a model without a price costs nothing."),
-        ({"models": ["qwen"]}, "Models, by names or aliases to serve: 'qwen'."),
-        ({"models": ["openai/*"]}, "Patterns, which match no model: 'openai/*'."),
-        ({"models": ["a\x1b[2J"]}, r"Models, by names or aliases to serve: 'a\x1b[2J'."),
+        ({"models": ["qwen"]}, "Serve models by these names, as ids or aliases: 'qwen'."),
+        ({"models": ["qwen:*"]}, "Serve models by these names, as ids or aliases: 'qwen:*'."),
+        ({"litellm_budget_table": {"model_max_budget": {"a": 1}}}, "`model_max_budget`, of default/ci."),
+        ({"router_settings": {"a": 1}}, "LiteLLM's `router_settings`, of default/ci."),
+        ({"models": ["openai/*"]}, "Patterns match no model: 'openai/*'."),
+        ({"models": ["a\x1b[2J"]}, r"Serve models by these names, as ids or aliases: 'a\x1b[2J'."),
     ],
 )
 def test_what_is_other_than_before_is_said(key: Any, said: str):
@@ -295,10 +316,42 @@ def test_a_kind_is_said_once_and_names_some_of_many_keys():
 
 
 def test_limits_that_the_file_has_for_a_tenant_stay():
-    values: dict[str, Any] = {"tenants": {"Web": {"weight": 2}}}
+    values: dict[str, Any] = {"tenants": {"Web": {"weight": 2, "limits": {"tokens_per_minute": 7}}}}
     found = imported(values, {"keys": [listed(team_id="7d7f7a6c")]}, [WEB | {"tpm_limit": 9}])
-    assert values["tenants"] == {"Web": {"weight": 2}}
+    assert values["tenants"] == {"Web": {"weight": 2, "limits": {"tokens_per_minute": 7}}}
     assert found.notes() == ["These tenants keep the limits that the file has: Web."]
+    del values["tenants"]["Web"]["limits"]
+    found = imported(values, {"keys": [listed(1, team_id="7d7f7a6c")]}, [WEB | {"tpm_limit": 9}])
+    assert values["tenants"] == {"Web": {"weight": 2, "limits": {"tokens_per_minute": 9}}}
+    assert found.notes() == []
+
+
+def test_limits_of_single_members_of_a_team_are_said_to_stay_behind():
+    member = {"user_id": "ann", "litellm_budget_table": {"rpm_limit": 1}}
+    key, team = (
+        listed(key_alias="ci", team_id="7d7f7a6c", user_id="ann"),
+        WEB | {"team_memberships": [member]},
+    )
+    assert notes(key, teams=[team]) == ["Not imported: limits of single members of teams: Web/ci."]
+    assert notes(key | {"user_id": "bob"}, teams=[team]) == []
+
+
+def test_keys_that_litellm_blocks_after_their_import_are_to_be_revoked():
+    values: dict[str, Any] = {}
+    imported(values, {"keys": [listed()]})
+    (note,) = imported(values, {"keys": [listed(blocked=True)]}).notes()
+    assert note == f"LiteLLM refuses these keys, which the file has; revoke them: {listed()['token'][:8]}."
+
+
+def test_only_a_star_is_special_in_names_of_models():
+    team = WEB | {"models": ["claude[1m]", "model[12]"]}
+    key = listed(team_id="7d7f7a6c", models=["claude[1m]", "model1"])
+    assert entry(key, teams=[team]) == {"models": ["claude[1m]"]}
+
+
+@pytest.mark.parametrize("expires", ["9999-12-31T23:59:59-12:00", 1e18])
+def test_a_key_may_end_after_the_last_year(expires: Any):
+    assert entry(listed(expires=expires)) == {"expires": "9999-12-31T23:59:59+00:00"}
 
 
 def test_pages_that_no_file_has_are_said():

@@ -287,6 +287,10 @@ def test_a_version_costs_what_its_model_does_unless_it_has_a_price():
     assert found.find("n", "") is None
 
 
+def test_the_smallest_budget_is_one():
+    assert allowance(cost_per_month=1e-12).cost.most == 1
+
+
 def test_a_budget_is_reserved_settled_and_ends_with_the_month(caplog: pytest.LogCaptureFixture):
     one = allowance(cost_per_month=1.0, warn_cost_per_month=0.5)
     with pytest.raises(

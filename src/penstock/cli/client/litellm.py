@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from glob import escape
 from hashlib import sha256
 from typing import Annotated, Any, cast
 
@@ -35,10 +36,15 @@ _MODEL_ROUTES = {"llm_api_routes", "llm_api_routes_without_mcp", "openai_routes"
 _NO_COUNTERPART = (
     *("model_rpm_limit", "model_tpm_limit", "model_max_budget", "budget_limits", "budget_fallbacks", "tags"),
     *("guardrails", "policies", "aliases", "access_group_ids", "object_permission", "auto_rotate"),
-    *("org_id", "organization_id", "project_id"),
+    *("org_id", "organization_id", "project_id", "agent_id", "router_settings", "permissions", "config"),
+    *("model_itpm_limit", "model_otpm_limit", "mcp_rpm_limit", "tag_rpm_limit", "end_user_budget_id"),
+    *("enforced_params", "temp_budget_increase", "prompts", "logging", "allowed_cache_controls"),
+    *("allowed_passthrough_routes", "allowed_vector_store_indexes", "default_team_member_models"),
+    *("litellm_model_table", "team_member_budget_id"),
 )
 _ADMIN = "default_user_id"  # who has the master key
 _MOST_NAMES = 20
+_LATEST = 253_402_300_799  # the last second of the year 9999
 _SAVE = "save the answers to `/key/list?return_full_object=true`, to `/team/list` and to `/user/list`."
 _OwnerId = tuple[str, str]
 
@@ -97,6 +103,10 @@ class _User(_Limited):
     @property
     def names(self) -> tuple[str | None, ...]:
         return self.user_alias, self.user_email, self.user_id
+
+    def allowed(self) -> list[str] | None:
+        """Of keys without a team: LiteLLM then takes nothing beside `no-default-models`."""
+        return [] if "no-default-models" in (self.models or ()) else super().allowed()
 
 
 class _Key(_Limited):
@@ -174,8 +184,17 @@ class Import:
         self._notes: dict[str, list[str]] = {}
         self._names = {(one.tenant, one.name) for one in there}
         self._owners, self._has_all_users = export.owners, export.has_all_users
-        known = {key.owner: before[key.hash] for key in export.keys if key.hash in before}
+        claims: dict[str, set[_OwnerId]] = {}
+        for owner, one in export.owners.items():
+            for name in filter(None, one.names):
+                claims.setdefault(as_name(name), set()).add(owner)
+        known = {
+            key.owner: before[key.hash]
+            for key in export.keys
+            if key.hash in before and key.owner in claims.get(before[key.hash], {key.owner})
+        }
         self._tenants = {("user", ""): DEFAULT_TENANT} | known
+        self._taken = {*self._tenants.values()}
         with_keys = {key.owner for key in export.keys}
         for owner, one in export.owners.items():
             name, limits = self._tenant(owner), one.limits()
@@ -186,6 +205,9 @@ class Import:
         for key in export.keys:
             if key.hash in before:
                 self.known += 1
+                if self._useless(key):
+                    said = "LiteLLM refuses these keys, which the file has; revoke them: {}."
+                    self._note(said, key.token[:8])
             else:
                 self._add(key)
         if self.added:
@@ -193,8 +215,9 @@ class Import:
         if export.missing > 0:
             self._note(f"Keys on pages of `/key/list` that no file has: {export.missing}; import these, too.")
         for model in dict.fromkeys(model for one in self.added for model in one.get("models", ())):
+            is_pattern = "*" in model.removesuffix(":*")  # that one means its adapters
             does = (
-                "Patterns, which match no model" if "*" in model else "Models, by names or aliases to serve"
+                "Patterns match no model" if is_pattern else "Serve models by these names, as ids or aliases"
             )
             self._note(f"{does}: {{}}.", repr(model))
 
@@ -216,76 +239,89 @@ class Import:
             known = self._owners.get(owner)
             names = (*(known.names if known else ()), *reversed(owner))
             name = next(filter(None, (as_name(one or "") for one in names)))
-            if name in self._tenants.values():
+            if name in self._taken:
                 name = f"{name[:55]}-{sha256(repr(owner).encode()).hexdigest()[:8]}"
             self._tenants[owner] = name
+            self._taken.add(name)
         return self._tenants[owner]
 
     def _limit(self, tenant: str, limits: dict[str, float], values: dict[str, Any]) -> None:
-        tenants = values.get("tenants", {})
-        if limits and tenant not in tenants:
-            values["tenants"] = tenants | {tenant: {"limits": limits}}
-        elif limits and tenants[tenant].get("limits") != limits:
+        if not limits:
+            return
+        there = values.setdefault("tenants", {}).setdefault(tenant, {})
+        if there.setdefault("limits", limits) != limits:
             self._note("These tenants keep the limits that the file has: {}.", tenant)
 
     def _add(self, key: _Key) -> None:
         owner = self._owners.get(key.owner)
-        if why := _useless(key, owner):
+        if why := self._useless(key):
             self.left[why] += 1
             return
         tenant, its_id = self._tenant(key.owner), key.token[:8]
         name = as_name(key.key_alias or "") or f"key-{its_id}"
-        if (tenant, name) in self._names:
-            name = f"{name[:55]}-{its_id}"
+        while (tenant, name) in self._names:
+            name = f"{name[: 63 - len(its_id)]}-{its_id}"
+            its_id = key.token[: len(its_id) + 8]
         models = _models(key, owner)
         if why := self._refusal(key, models):
-            self.left["named below"] += 1
+            self.left["named on stderr"] += 1
             self._note(f"Left out: {why}: {{}}.", f"{tenant}/{name}")
             return
         self._names.add((tenant, name))
-        ends = key.expires and datetime.fromtimestamp(key.expires, UTC).isoformat(timespec="seconds")
+        ends = key.expires and datetime.fromtimestamp(min(key.expires, _LATEST), UTC).isoformat()
         more = {"models": models, "expires": ends, "limits": key.limits()}
         entry = {"tenant": tenant, "name": name, "hash": key.hash}
         self.added.append(entry | {field: value for field, value in more.items() if value})
         self._note_rest(key, f"{tenant}/{name}")
+        if key.team_id and key.user_id:
+            user = self._owners.get(_of_user(key.user_id))
+            members: list[dict[str, Any]] = ((owner and owner.model_extra) or {}).get(
+                "team_memberships"
+            ) or []
+            own = [one.get("litellm_budget_table") for one in members if one.get("user_id") == key.user_id]
+            if any(own) or (user and user.limits()):
+                self._note("Not imported: limits of single members of teams: {}.", f"{tenant}/{name}")
+
+    def _useless(self, key: _Key) -> str | None:
+        """Why nobody can use a key at LiteLLM."""
+        owner, user = self._owners.get(key.owner), self._owners.get(_of_user(key.user_id))
+        both = [key] if owner is None else [key, owner]
+        if any(one.blocked for one in both) or (user and (user.metadata or {}).get("scim_active") is False):
+            return "blocked"
+        if key.expires is not None and key.expires <= time.time():
+            return "expired"
+        return "with a limit of 0" if any(0 in one.limits().values() for one in both) else None
 
     def _refusal(self, key: _Key, models: list[str] | None) -> str | None:
         """Why a key could be used for nothing, or for more than before, if it were imported."""
         kind, its_id = key.owner
         if models == []:
             return "keys that may use no model"
-        if models is None and its_id and key.owner not in self._owners:
+        if its_id and key.owner not in self._owners:
             if kind == "team":
-                return "keys for all models of a team that no file lists; add what `/team/list` answers"
+                return "keys of a team that no file lists; add what `/team/list` answers"
             if not self._has_all_users:
-                return "keys for all models of a user; add all pages of what `/user/list` answers"
+                return "keys of a user whom no file lists; add all pages of what `/user/list` answers"
+        if (key.model_extra or {}).get("project_id"):
+            return "keys of projects, whose models and limits no file has"
         if key.allowed_routes and not _MODEL_ROUTES & {*key.allowed_routes}:
             return "keys for some of LiteLLM's routes only; make these with `penstock keys create --scopes`"
         return None
 
     def _note_rest(self, one: _Limited, name: str) -> None:
-        beside = {**(one.metadata or {}), **(one.model_extra or {})}
+        budget = one.litellm_budget_table
+        places = [one.metadata or {}, one.model_extra or {}, (budget and budget.model_extra) or {}]
         for field in _NO_COUNTERPART:
-            if _says(beside.get(field)):
+            if any(_says(place.get(field)) for place in places):
                 self._note(f"Not imported: LiteLLM's `{field}`, of {{}}.", name)
         if not one.limits().keys() & {"cost_per_month", "warn_cost_per_month"}:
             return
         self._note("Budgets count by `gateway.prices`; a model without a price costs nothing.")
         if (span := one.given("budget_duration")) not in _MONTHS:
-            what = f"{name} ({as_name(span or 'no end')})"
-            self._note("Budgets for other times are for each calendar month: {}.", what)
+            what = f"{name} ({as_name(span) if span else 'never began anew'})"
+            self._note("These budgets count by calendar month now: {}.", what)
         if one.spend:
             self._note("Budgets begin anew, whatever was spent: {}.", name)
-
-
-def _useless(key: _Key, owner: _Limited | None) -> str | None:
-    """Why nobody can use a key at LiteLLM."""
-    both = [key] if owner is None else [key, owner]
-    if any(one.blocked for one in both):
-        return "blocked"
-    if key.expires is not None and key.expires <= time.time():
-        return "expired"
-    return "with a limit of 0" if any(0 in one.limits().values() for one in both) else None
 
 
 def _models(key: _Key, owner: _Limited | None) -> list[str] | None:
@@ -293,7 +329,8 @@ def _models(key: _Key, owner: _Limited | None) -> list[str] | None:
     own, most = key.allowed(), owner.allowed() if owner else None
     if own is None or most is None:
         return most if own is None else own
-    return [one for one in own if any(fnmatchcase(one, pattern) for pattern in most)]
+    patterns = [escape(one).replace("[*]", "*") for one in most]  # only * is special
+    return [one for one in own if any(fnmatchcase(one, pattern) for pattern in patterns)]
 
 
 def _says(value: Any) -> bool:

@@ -73,9 +73,13 @@ def _write(path: Path, values: dict[str, Any]) -> None:
         text = yaml.safe_dump(values, sort_keys=False, width=100)
     target = path.resolve()  # a link stays one
     draft = target.with_name(f".{target.name}.{os.getpid()}")
-    mode = target.stat().st_mode & 0o777 if target.exists() else _MODE
+    before = target.stat() if target.exists() else None
     try:
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _MODE), "w") as file:
+            if before is not None:  # gateways of another user or group go on reading it
+                os.fchmod(file.fileno(), before.st_mode & 0o777)
+                with suppress(PermissionError):
+                    os.fchown(file.fileno(), before.st_uid, before.st_gid)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

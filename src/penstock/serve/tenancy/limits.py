@@ -279,7 +279,8 @@ class Allowance:
         self.month = _limited(self.month or Budget(self.tokens), limits.tokens_per_month)
         most, soft = limits.cost_per_month, limits.warn_cost_per_month
         has_none = most is None and soft is None
-        self.cost = _limited(self.cost or Budget(self.costs), None if has_none else nano(most or 0))
+        least = 0 if most is None else max(1, nano(most))  # 0 is no limit
+        self.cost = _limited(self.cost or Budget(self.costs), None if has_none else least)
         self.warns_at = NO_LIMIT if soft is None else nano(soft)
         self.today, self.exhausted = None, -1
         if (self.requests.most, self.tokens.most) != before:
