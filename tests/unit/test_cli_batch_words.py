@@ -77,7 +77,7 @@ PACKED = gzip.compress(ROWS.encode() * 1000)
         ("a.jsonl", ROWS, ("--param", "temprature=0"), 2, "did you mean temperature?"),
         ("a.jsonl", '{"question": "x"}\n', ("--prompt", "{questoin}"), 2, "Did you mean 'question'?"),
         ("a.jsonl", ROWS, ("--param", "stop=[1"), 2, "--param stop:1:3: is not valid YAML"),
-        ("a.jsonl", ROWS, ("--param", "day=2026-13-01"), 2, "--param day: is not valid YAML: month must be"),
+        ("a.jsonl", ROWS, ("--param", "day=!!int x"), 2, "--param day: is not valid YAML: invalid literal"),
         ("a.jsonl", ROWS, ("--param", "temperature=.nan"), 2, "--param temperature is nan"),
         ("a.jsonl", ROWS, (), 1, "http://127.0.0.1:9 cannot be reached"),
         ("a.jsonl", ROWS, ("--report", "/nowhere/report.json"), 2, "'/nowhere'"),
