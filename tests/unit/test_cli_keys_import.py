@@ -148,7 +148,6 @@ def test_a_limit_beyond_all_limits_is_the_largest_one():
         ([], ["llama"], ["llama"]),
         (["all-team-models"], ["llama"], ["llama"]),
         (["all-team-models", "qwen"], ["llama"], ["llama"]),
-        (["all-proxy-models"], ["no-default-models", "llama"], ["llama"]),
         (["*"], ["all-proxy-models"], None),
         (["all-team-models"], [], None),
         (["openai/gpt"], ["openai/*"], ["openai/gpt"]),
@@ -159,10 +158,14 @@ def test_a_key_may_use_its_models_within_its_teams(
 ):
     key, team = listed(team_id="7d7f7a6c", models=models), WEB | {"models": of_team}
     assert entry(key, teams=[team]).get("models") == expected
-    if "no-default-models" in of_team:
-        return
     user = {"user_id": "ann", "models": of_team}
     assert entry(key | {"team_id": None, "user_id": "ann"}, users=[user], total=1).get("models") == expected
+
+
+def test_a_team_may_use_what_it_names_beside_no_default_models():
+    team = WEB | {"models": ["no-default-models", "llama"]}
+    key = listed(team_id="7d7f7a6c", models=["all-proxy-models"])
+    assert entry(key, teams=[team]) == {"models": ["llama"]}
 
 
 def test_keys_of_users_are_tenants_of_their_own_and_those_of_the_admin_are_default():

@@ -238,13 +238,19 @@ def fleet(name: str, **sections: Any) -> Any:
     return {"llm_configs": [{"model_loading_config": {"model_id": name}, "llm_engine": "sim"}], **sections}
 
 
-async def test_a_save_by_a_command_that_applied_it_undoes_no_rollback(file: Path):
+async def rolled_back(file: Path) -> WithoutRay:
+    """Ada has applied b in the place of a, and Ben has taken it back."""
     versions = WithoutRay(DesiredStates(file).connection, "app")
     versions.record(START, fleet("a"), "penstock serve")
     await versions.apply(fleet("b"), "ada")
     await asyncio.sleep(0)
     await versions.rollback(1, "ben")
     await asyncio.sleep(0)
+    return versions
+
+
+async def test_a_save_by_a_command_that_applied_it_undoes_no_rollback(file: Path):
+    versions = await rolled_back(file)
     said = await versions.save(fleet("b"), "watch")
     assert isinstance(said, str)
     assert "version 2, by ada, and version 3, by ben" in said
@@ -299,12 +305,7 @@ async def test_a_save_that_is_asked_for_twice_is_applied_once(file: Path):
 async def test_a_save_that_ends_in_its_plan_undoes_no_rollback_when_it_is_made_again(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    versions = WithoutRay(DesiredStates(file).connection, "app")
-    versions.record(START, fleet("a"), "penstock serve")
-    await versions.apply(fleet("b"), "ada")
-    await asyncio.sleep(0)
-    await versions.rollback(1, "ben")
-    await asyncio.sleep(0)
+    versions = await rolled_back(file)
 
     async def ends(*_: object, **__: object) -> None:
         raise asyncio.CancelledError

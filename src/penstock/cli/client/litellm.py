@@ -36,7 +36,7 @@ _MODEL_ROUTES = {"llm_api_routes", "llm_api_routes_without_mcp", "openai_routes"
 _NO_COUNTERPART = (
     *("model_rpm_limit", "model_tpm_limit", "model_max_budget", "budget_limits", "budget_fallbacks", "tags"),
     *("guardrails", "policies", "aliases", "access_group_ids", "object_permission", "auto_rotate"),
-    *("org_id", "organization_id", "project_id", "agent_id", "router_settings", "permissions", "config"),
+    *("org_id", "organization_id", "agent_id", "router_settings", "permissions", "config"),
     *("model_itpm_limit", "model_otpm_limit", "mcp_rpm_limit", "tag_rpm_limit", "end_user_budget_id"),
     *("enforced_params", "temp_budget_increase", "prompts", "logging", "allowed_cache_controls"),
     *("allowed_passthrough_routes", "allowed_vector_store_indexes", "default_team_member_models"),
@@ -89,6 +89,7 @@ class _Limited(StrictModel):
 class _Team(_Limited):
     team_id: str
     team_alias: str | None = None
+    team_memberships: list[dict[str, Any]] | None = None
 
     @property
     def names(self) -> tuple[str | None, ...]:
@@ -115,6 +116,7 @@ class _Key(_Limited):
     team_id: str | None = None
     user_id: str | None = None
     expires: Moment = None
+    project_id: str | None = None
     allowed_routes: list[str] | None = None
 
     @property
@@ -275,9 +277,7 @@ class Import:
         self._note_rest(key, f"{tenant}/{name}")
         if key.team_id and key.user_id:
             user = self._owners.get(_of_user(key.user_id))
-            members: list[dict[str, Any]] = ((owner and owner.model_extra) or {}).get(
-                "team_memberships"
-            ) or []
+            members = (isinstance(owner, _Team) and owner.team_memberships) or ()
             own = [one.get("litellm_budget_table") for one in members if one.get("user_id") == key.user_id]
             if any(own) or (user and user.limits()):
                 self._note("Not imported: limits of single members of teams: {}.", f"{tenant}/{name}")
@@ -302,7 +302,7 @@ class Import:
                 return "keys of a team that no file lists; add what `/team/list` answers"
             if not self._has_all_users:
                 return "keys of a user whom no file lists; add all pages of what `/user/list` answers"
-        if (key.model_extra or {}).get("project_id"):
+        if key.project_id:
             return "keys of projects, whose models and limits no file has"
         if key.allowed_routes and not _MODEL_ROUTES & {*key.allowed_routes}:
             return "keys for some of LiteLLM's routes only; make these with `penstock keys create --scopes`"
