@@ -298,6 +298,7 @@ async def test_a_row_goes_on_at_another_replica_with_its_tokens(
     directly: tuple[Directly, InProcessEngine], more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("penstock.engines.vllm.rows.prompts.TOKENS_AT_A_TIME", 16)
+    monkeypatch.setattr("penstock.serve.replica.inbound.listener._HAND_OVER_S", 0.02)
     counted, own = directly
     answered, record = counted.answered, StreamRecord(RecordBudget())
     more = more | {"return_token_ids": True, "temperature": 2.0}
