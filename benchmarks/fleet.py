@@ -48,13 +48,22 @@ class Child:
 
     def __init__(self, kind: str, **options: Any) -> None:
         command = [sys.executable, "-m", self.module, kind, json.dumps(options)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True)
-        assert self._process.stdout is not None
-        said = self._process.stdout.readline()
-        if not said:
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True
+        )
+        if not (said := self.line()):
             raise RuntimeError(f"A {kind} of the benchmark did not start; its last words are above.")
         self.said: dict[str, Any] = json.loads(said)
         self.pid = self._process.pid
+
+    def write(self, line: str) -> None:
+        assert self._process.stdin is not None
+        print(line, file=self._process.stdin, flush=True)
+
+    def line(self) -> str:
+        """The next that it prints; blocks."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
 
     def spent(self) -> Spent:
         """CPU and memory of the process."""
