@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.waiting import until
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -78,8 +79,7 @@ async def test_a_request_goes_on_with_the_tokens_of_the_same_weights_alone(
     tokens_so_far.set(probe)
     tokens_before.set(tokens)
     waiting = asyncio.create_task(llm.add_request("id", TEXT, SamplingParams()))
-    while not llm.held:
-        await asyncio.sleep(0)
+    await until(lambda: llm.held)
     llm.weights = later  # as an update does while the gate is closed
     llm.gate.set()
     await waiting
