@@ -3,11 +3,15 @@
 import asyncio
 import math
 import resource
+import ssl
+from asyncio.sslproto import SSLProtocol
+from typing import Any
 
 import pytest
 
 from penstock.serve.http import limits
 from penstock.serve.http.connection_limits import Connections, Peer, WorkLimiter
+from penstock.serve.http.protocol import BoundedProtocol
 
 
 class Connection:
@@ -171,3 +175,14 @@ async def test_whoever_waits_for_room_goes_on_when_there_is_some():
     assert len(done) == 2
     await asyncio.gather(*tasks)
     assert "".join(sorted(done)) == "abcde"
+
+
+async def test_a_look_at_a_connection_under_tls_that_has_just_ended_finds_nothing():
+    """The port looks while it closes, in the turn of the loop between the two ends of such a connection."""
+    loop, app = asyncio.get_running_loop(), asyncio.Protocol()
+    under = SSLProtocol(loop, app, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), None, server_side=True)
+    ended: Any = object.__new__(BoundedProtocol)
+    ended.transport = under._get_app_transport()
+    under.connection_lost(None)
+    ended.end_if_received()
+    assert (ended.transport.is_closing(), ended._received) == (True, False)

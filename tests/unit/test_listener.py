@@ -11,6 +11,7 @@ from tests.waiting import until
 
 from penstock import asgi
 from penstock.asgi import TRUSTED
+from penstock.config import LLMConfig
 from penstock.engine import Load
 from penstock.errors import Unavailable
 from penstock.request_context import (
@@ -19,14 +20,17 @@ from penstock.request_context import (
     current_replica,
     id_seed,
     record_tokens,
+    shortcut,
     start_tag,
     tier,
     tokens_before,
+    tokens_so_far,
     using_adapter,
 )
 from penstock.serve.http import direct_writer
 from penstock.serve.http.private_listener import PrivateListener
 from penstock.serve.replica.inbound import engine_response
+from penstock.serve.replica.inbound.custom_endpoints import CustomEndpoints, endpoint
 from penstock.serve.replica.inbound.engine_response import EngineResponse
 from penstock.serve.replica.inbound.listener import Listener
 from penstock.serve.replica.inbound.status_link import StatusSource
@@ -73,8 +77,8 @@ class Replica:
             sent.append(message)
 
         async def ask() -> tuple[int, dict[bytes, bytes], bytes]:
-            scope = {"type": "http", "path": path, "headers": headers, "extensions": extensions}
-            await self.listener(scope, receive, send)
+            scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+            await self.listener({**scope, "extensions": extensions}, receive, send)
             start, *bodies = sent or [{"status": 0, "headers": []}]
             return start["status"], dict(start["headers"]), b"".join(each["body"] for each in bodies)
 
@@ -191,6 +195,29 @@ async def test_a_request_in_an_engine_that_dies_may_go_elsewhere_unless_it_was_b
     response.started = True
     begun.listener.die("killed")
     assert (await task)[0] == 0  # nothing more is sent
+
+
+async def test_what_an_endpoint_of_its_own_asks_of_the_engine_is_no_part_of_its_answer():
+    seen: list[Any] = []
+
+    class Server:
+        @endpoint("/v1/own")
+        async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+            if (probe := tokens_so_far.get()) is not None:  # as engines do, for one request after the other
+                probe.report(lambda after=0: [(ChoiceTokens([5, 6]),)])
+            seen.append((record_tokens.get(), shortcut.get(), id_seed.get()))
+            return await asyncio.Future()
+
+    replica = Replica()
+    replica.listener._app = CustomEndpoints(
+        replica._engine, Server(), LLMConfig(model_loading_config={"model_id": "m"})
+    )
+    waits = replica.begin((STREAM, b"3"), path="/v1/own", body=b"{}")
+    await until(lambda: seen)
+    replica.listener.die("killed")
+    status, headers, _ = await waits
+    assert (status, headers[link.RETRY], headers.get(RESUMABLE)) == (503, link.INTERRUPTED, None)
+    assert seen == [(None, None, "")]
 
 
 async def test_one_whose_client_goes_is_cancelled_and_nothing_is_kept_of_it(replica: Replica):

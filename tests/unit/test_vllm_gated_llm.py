@@ -1,17 +1,22 @@
-"""What is told of a request that vLLM's core ends with an error before its first token."""
+"""What is told of a request that vLLM's core ends with an error before its first token, and what becomes of
+one that waits at the gate.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.waiting import until
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from penstock.engines.vllm.frontend.gated_llm import GatedLLM
+from penstock.request_context import ChoiceTokens, TokensProbe, tokens_before, tokens_so_far
 
 TEXT, PICTURE = {"type": "token"}, {"type": "multimodal"}
 
@@ -52,3 +57,31 @@ async def test_an_error_that_may_be_the_engines_stays_its_own(
     monkeypatch: pytest.MonkeyPatch, prompt: Any, more: dict[str, Any]
 ):
     assert await outcome(monkeypatch, prompt, **more) == "error"
+
+
+@pytest.mark.parametrize(("began_with", "later"), [("v1", "v2"), ("v1", "v1"), (None, "v2")])
+async def test_a_request_goes_on_with_the_tokens_of_the_same_weights_alone(
+    monkeypatch: pytest.MonkeyPatch, began_with: str | None, later: str
+):
+    begun: list[Any] = []
+
+    async def add_request(*args: Any, **kwargs: Any) -> Any:
+        begun.append(tokens_before.get())
+        return SimpleNamespace(request_id="id")
+
+    monkeypatch.setattr(AsyncLLM, "add_request", add_request)
+    llm: Any = object.__new__(GatedLLM)
+    llm.__dict__ |= {"gate": asyncio.Event(), "weights": "v1", "held": 0, "entering": 0, "continued": None}
+    llm.__dict__ |= {"_by_class": False, "_timed": False}
+    llm.output_processor = SimpleNamespace(request_states={})
+    probe, tokens = TokensProbe(), [(ChoiceTokens([5]),)]
+    probe.weights = began_with
+    tokens_so_far.set(probe)
+    tokens_before.set(tokens)
+    waiting = asyncio.create_task(llm.add_request("id", TEXT, SamplingParams()))
+    await until(lambda: llm.held)
+    llm.weights = later  # as an update does while the gate is closed
+    llm.gate.set()
+    await waiting
+    is_same = began_with in (None, later)
+    assert (begun, probe.forgotten) == ([tokens if is_same else ()], not is_same)

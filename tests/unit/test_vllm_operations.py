@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.config import LLMConfig
+from penstock.engine_control import DEFAULT_WEIGHTS
 from penstock.engines import peft
 from penstock.engines.vllm import adapters, control
 from penstock.engines.vllm.adapters import LoadedAdapters
@@ -31,6 +32,7 @@ class LLM:
         self.gate = asyncio.Event()
         self.sleep_lock = asyncio.Lock()
         self.entering = 0
+        self.weights = DEFAULT_WEIGHTS
         self.output_processor = SimpleNamespace(request_states={})
         self.asked: list[str] = []
         self.loaded: set[str] = set()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.engine_control import DEFAULT_WEIGHTS, PARTS, EngineControl, PauseMode
+from penstock.engine_control import PARTS, EngineControl, PauseMode
 from penstock.engines import weights
 from penstock.engines.vllm import errors
 from penstock.engines.vllm.adapters import LoadedAdapters
@@ -50,7 +50,6 @@ class VLLMControl(EngineControl):
     """Parts that are awake while the engine sleeps."""
     _weights: Path | None = None
     _paused: bool = False
-    _version: str = DEFAULT_WEIGHTS
 
     def is_sleeping(self) -> bool:
         return self._level > 0
@@ -63,7 +62,7 @@ class VLLMControl(EngineControl):
         return self._paused or bool(self._calls)
 
     def weights_version(self) -> str:
-        return self._version
+        return self._llm.weights
 
     async def sleep(self, level: int = 1, mode: PauseMode = "wait") -> None:
         if mode == "keep":
@@ -143,7 +142,7 @@ class VLLMControl(EngineControl):
             if part == "weights" and self._level == 2:
                 await self._load(self._weights)
                 if self._weights is not None:
-                    await self._llm.update_weight_version(self._version)
+                    await self._llm.update_weight_version(self._llm.weights)
 
     async def _restore_or_end(self) -> None:
         """Gives a new core the last one's weights, or ends it. Raises: EngineStartFailed."""
@@ -151,7 +150,7 @@ class VLLMControl(EngineControl):
             await self._answering()
             if self._weights is not None:
                 await self._load(self._weights)
-                await self._llm.update_weight_version(self._version)
+                await self._llm.update_weight_version(self._llm.weights)
         except BaseException as error:
             await self._end_core()
             if not isinstance(error, Exception):
@@ -251,7 +250,7 @@ class VLLMControl(EngineControl):
         async with self._llm.sleep_lock:
             self._refuse_dead()
             if self._has_no_weights():
-                self._weights, self._version = source, version
+                self._weights, self._llm.weights = source, version
                 self._level = 2  # those that it has kept are the old ones
                 return
             try:
@@ -275,7 +274,7 @@ class VLLMControl(EngineControl):
         finally:
             await self._llm.reset_prefix_cache()
             await self._restore_adapters()  # taking weights drops them
-        self._weights, self._version = source, version
+        self._weights, self._llm.weights = source, version
         await self._llm.update_weight_version(version)
 
     async def _load(self, source: Path | None) -> None:

@@ -16,9 +16,18 @@ from typing import TYPE_CHECKING, Any, cast
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from penstock.engine_control import DEFAULT_WEIGHTS
 from penstock.engines.vllm.continued import answer
 from penstock.engines.vllm.frontend import limits
-from penstock.request_context import EngineTimings, prepared_prompt, report_timings, start_tag, tier
+from penstock.request_context import (
+    EngineTimings,
+    prepared_prompt,
+    report_timings,
+    start_tag,
+    tier,
+    tokens_before,
+    tokens_so_far,
+)
 from penstock.tiers import ENGINE_PRIORITY
 
 if TYPE_CHECKING:
@@ -43,6 +52,8 @@ class GatedLLM(AsyncLLM):
         self.gate = asyncio.Event()
         """Set while requests may go to the core."""
         self.gate.set()
+        self.weights = DEFAULT_WEIGHTS
+        """Their version."""
         self.sleep_lock = asyncio.Lock()
         """Held by each operation that sleep must not overtake."""
         self.entering = 0
@@ -63,6 +74,9 @@ class GatedLLM(AsyncLLM):
             await self.gate.wait()
         finally:
             self.held -= 1
+        probe = tokens_so_far.get()
+        if tokens_before.get() and probe is not None and probe.weights not in (None, self.weights):
+            probe.forget()  # they have changed while it waited
         priority = ENGINE_PRIORITY[tier.get()] + start_tag.get()
         kwargs["priority"] = priority if self._by_class else 0  # whatever the client wrote
         self.entering += 1

@@ -31,7 +31,7 @@ from penstock.hooks.hook import Threads, fault, takes
 from penstock.layers.preprocessing import context_of
 from penstock.openai.asgi_response import EventStream, is_event_stream, send_error, send_json
 from penstock.openai.errors import form
-from penstock.request_context import record_tokens
+from penstock.request_context import id_seed, record_tokens, shortcut, tokens_so_far
 from penstock.serve.gateway.routes import RESERVED
 
 _MARK, _BATCH = "_penstock_path", "_penstock_batch"
@@ -85,7 +85,11 @@ class CustomEndpoints:
         method = self._methods.get(scope["path"])
         if method is None or scope["method"] != "POST":
             return await self._app(scope, receive, send)
-        record_tokens.set(None)  # the method might answer otherwise when it is called again
+        # What the method asks of the engine is no part of this answer, and may be several requests.
+        record_tokens.set(None)
+        tokens_so_far.set(None)
+        shortcut.set(None)
+        id_seed.set("")
         try:
             body = await asgi.read_body(receive)
             scope, again = asgi.with_body(scope, receive, body)
