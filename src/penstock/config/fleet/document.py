@@ -24,8 +24,9 @@ _SHARE = 0.001  # of Ray's unit resource of a node: ties an actor to it and limi
 def read(file: str) -> Document:
     """What the file says, with the faults that can be found here. Raises: ConfigError."""
     applications = load_applications(file)
-    if len(applications) > 1:
-        raise ConfigError(f"{file} has {len(applications)} applications; a fleet is one of them.")
+    if len(applications) != 1:
+        count = len(applications) or "no"
+        raise ConfigError(f"{file} has {count} applications with models; a fleet is one such application.")
     (application,) = applications
     if application.serve_only:
         raise config_error(f"{text} Leave it out." for text in application.serve_only)
