@@ -92,6 +92,9 @@ def follow(
             is_late, pause_s, said = True, _ASK_AGAIN_S, "" if was_late else f"{error} It is asked again."
         except Error as error:
             said = f"Nothing changes: {error}"
+        except Exception as error:  # what runs must not end with a file that nobody has thought of
+            log.exception("A file that was saved cannot be applied")
+            said = f"Nothing changes: A fault of Penstock itself ({type(error).__name__}: {error})."
         if said:
             say(said)
 
