@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -84,9 +85,11 @@ def keys_of_environment(gateway: BaseModel) -> dict[str, str]:
 def document(value: Any, path: str = "", *, unset: bool = False) -> Any:
     """What was set of an `LLMServingArgs`, or of a part, as JSON has it. unset: with defaults.
 
-    Raises: ConfigError for objects that only Python can write.
+    Raises: ConfigError for what JSON cannot say: infinite numbers, dates, objects of a program.
     """
     match value:
+        case float() if not math.isfinite(value):
+            raise ConfigError(f"{path} is {value}, a number that JSON does not have: leave it out.")
         case None | bool() | int() | float() | str():
             return value
         case SecretStr():
@@ -105,4 +108,5 @@ def document(value: Any, path: str = "", *, unset: bool = False) -> Any:
         case list() | tuple():
             return [document(entry, path, unset=unset) for entry in cast("list[Any]", value)]
         case _:
-            raise ConfigError(f"{path} is {type(value).__qualname__!r}, which no file can say.")
+            kind = type(value).__qualname__
+            raise ConfigError(f"{path} is of the type {kind!r}, which JSON does not have: put it in quotes.")
