@@ -131,6 +131,13 @@ def test_a_file_that_nothing_changes_keeps_its_comments(tmp_path: Path):
     assert file.read_text() == "keys: []  # none yet"
 
 
+@pytest.mark.parametrize("file", ["", "/"])
+def test_a_folder_is_no_file_of_keys(file: str):
+    """As where the shell's variable is not set: --file "$KEYS"."""
+    said = keys("create", "--tenant", "t", "--name", "n", "--file", file, code=2)
+    assert f"'{file or '.'}' is a folder; name a file of keys in it." in said
+
+
 def test_a_folder_that_takes_no_file_is_named(tmp_path: Path):
     (tmp_path / "file").touch()
     file = tmp_path / "file" / "keys.yaml"

@@ -1,5 +1,6 @@
 """YAML in three forms, and what is said of files with faults."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,15 @@ def test_a_source_that_is_only_in_the_working_directory_is_found_there(tmp_path,
     monkeypatch.chdir(tmp_path)
     (config,) = load_configs(write(tmp_path, "site/m.yaml", SOURCES))
     assert config.model_source == "./weights"
+
+
+def test_json_is_yaml_with_its_escapes(tmp_path):
+    """As Python's `json.dumps` writes an emoji: in two escapes."""
+    model = {"model_loading_config": {"model_id": "a"}, "engine_kwargs": {"\U0001f600": "\u00e4\U0001f600"}}
+    (config,) = load_configs(write(tmp_path, "a.yaml", json.dumps(model)))
+    assert config.engine_kwargs == model["engine_kwargs"]
+    half = write(tmp_path, "b.yaml", 'model_loading_config: {model_id: a, model_source: "x\\ud83d"}')
+    assert f"{half}:1:51: is not valid YAML: it has half of a character: an escape" in fault(half)
 
 
 def test_a_source_in_a_program_stays_as_it_is():

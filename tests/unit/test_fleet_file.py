@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
+from ray.exceptions import ActorUnavailableError
 
-from penstock.config.fleet.document import StartSettings
+from penstock.config.fleet.document import StartSettings, read
 from penstock.config.loading.watched_files import WatchedFiles
 from penstock.errors import Unavailable
 from penstock.serve import fleet_file
@@ -118,4 +119,28 @@ def test_a_fleet_that_was_deleted_comes_back_with_the_next_save(file: Path, monk
     write(file, "b")
     cluster.states, cluster.recorded = ["NOT_STARTED", "RUNNING"], []
     assert made._save({}, False) == ""
-    assert (cluster.saved, cluster.deployed[-1], cluster.recorded) == ([{}], ["b"], [["b"]])
+    assert (cluster.saved[1:], cluster.deployed[-1]) == ([read(str(file))], ["b"])
+    assert cluster.recorded == [["b"]]
+
+
+def test_a_control_that_lost_its_disk_is_not_told_of_an_earlier_fleet(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cluster = Cluster("NOT_STARTED", "RUNNING")
+    made: Any = follower(file, cluster, monkeypatch)
+    until_there(made)
+    cluster.recorded, cluster.fails = [], [RuntimeError("Serve restarts")]
+    write(file, "c")  # while b runs, which control has applied
+    made._save(read(str(file)), False)
+    assert (cluster.deployed, cluster.recorded) == ([["a"], ["c"], ["c"]], [["c"]])
+
+
+def test_a_save_while_serve_restarts_is_made_again(file: Path, monkeypatch: pytest.MonkeyPatch):
+    made: Any = follower(file, Cluster("RUNNING"), monkeypatch)
+
+    def restarting(_: str) -> None:
+        raise ActorUnavailableError("it restarts", None)
+
+    monkeypatch.setattr(fleet_file.application, "state", restarting)
+    with pytest.raises(Unavailable, match="Ray Serve does not answer"):
+        made._save({}, False)

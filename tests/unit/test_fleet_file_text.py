@@ -122,6 +122,13 @@ def test_what_only_ray_serve_obeys_is_refused_and_not_dropped(tmp_path: Path):
         read(str(file))
 
 
+def test_an_application_without_models_is_no_fleet(tmp_path: Path):
+    file = tmp_path / "serve.yaml"
+    file.write_text("applications:\n- import_path: penstock.serve:build_openai_app\n")
+    with pytest.raises(ConfigError, match="has no applications with models"):
+        read(str(file))
+
+
 def test_a_model_is_not_removed_by_its_alias():
     with pytest.raises(ConfigError, match="'x' is an alias of the model 'a': name that one"):
         _without("x", None, FIRST + SECOND)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
 import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from datetime import date
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -329,6 +331,41 @@ async def test_each_form_of_a_file_is_kept_as_one(file: Path, tmp_path: Path):
         assert (await versions.show())["fleet"] == fleet("b", gateway={"keys": []})
     with pytest.raises(ConfigError, match="gateway"):
         await versions.apply(fleet("b", gateway=None), "curl", take_over=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(math.inf, "x is inf"), (date(2027, 1, 31), "x is of .* 'date'")]
+)
+async def test_a_value_that_json_does_not_have_is_refused(file: Path, value: object, said: str):
+    """It would be stored as null, which no later plan could read."""
+    versions = WithoutRay(DesiredStates(file).connection, "app")
+    versions.record(START, fleet("a"), "penstock serve")
+    (model,) = fleet("b")["llm_configs"]
+    with pytest.raises(ConfigError, match=said):
+        await versions.save({"llm_configs": [{**model, "engine_kwargs": {"x": value}}]}, "watch")
+    assert len(versions.history()) == 1
+
+
+def test_a_start_is_recorded_anew_as_a_whole_or_stays(file: Path):
+    def refused(action: int, table: str | None, *_: object) -> int:
+        is_refused = (action, table) == (sqlite3.SQLITE_INSERT, "start")
+        return sqlite3.SQLITE_DENY if is_refused else sqlite3.SQLITE_OK
+
+    database = DesiredStates(file).connection
+    versions = FleetVersions(database, "app")
+    versions.record(START, fleet("a"), "kuberay")
+    database.set_authorizer(refused)  # as if control were killed there, or its disk full
+    with pytest.raises(sqlite3.Error):
+        versions.record({}, fleet("a"), "kuberay")
+    database.set_authorizer(None)
+    assert versions._start().gateway == START["gateway"]
+
+
+async def test_a_version_beyond_all_numbers_is_none(file: Path):
+    versions = WithoutRay(DesiredStates(file).connection, "app")
+    versions.record(START, fleet("a"), "penstock serve")
+    with pytest.raises(NotFound, match="There is no version 99999999999999999999 of the fleet"):
+        await versions.rollback(99_999_999_999_999_999_999, "ada")
 
 
 async def test_a_rollback_to_what_runs_makes_no_version(file: Path):

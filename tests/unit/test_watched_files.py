@@ -168,6 +168,39 @@ def test_a_missing_file_hides_no_other_change(files: tuple[WatchedFiles, Path, P
         watch.look()
 
 
+def test_a_name_that_no_file_can_have_is_a_missing_file(files: tuple[WatchedFiles, Path, Path]):
+    watch, fleet, _ = files
+    for names in ('"model.yaml\\0", model.yaml', "model.yaml"):
+        fleet.write_text(f"llm_configs: [{names}]\n")
+        assert [watch.saved(), watch.saved(), watch.saved()] == [False, True, False]
+        watch.look()
+
+
+def test_a_fault_in_reading_a_file_ends_nothing(
+    files: tuple[WatchedFiles, Path, Path], monkeypatch: pytest.MonkeyPatch
+):
+    watch, _, model = files
+    monkeypatch.setattr(fleet_file, "_LOOK_S", 0.01)
+    stopped, said, faults = threading.Event(), list[str](), [KeyError("x"), None]
+
+    def read() -> dict[str, Any]:
+        if (fault := faults.pop(0)) is not None:
+            raise fault
+        return {}
+
+    def say(text: str) -> None:
+        said.append(text)
+        model.write_text(MODEL.format("fixed"))
+
+    def save(_: object, _again: bool) -> str:
+        stopped.set()
+        return ""
+
+    model.write_text(MODEL.format("b"))
+    fleet_file.follow(watch, read, save, say, stopped)
+    assert (faults, said) == ([], ["Nothing changes: A fault of Penstock itself (KeyError: 'x')."])
+
+
 def test_a_model_alone_cannot_be_watched():
     with pytest.raises(ConfigError, match="--watch needs a config file"):
         make_plan(Arguments(sources=("./my-model",), watch=True))

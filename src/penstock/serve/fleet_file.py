@@ -92,6 +92,9 @@ def follow(
             is_late, pause_s, said = True, _ASK_AGAIN_S, "" if was_late else f"{error} It is asked again."
         except Error as error:
             said = f"Nothing changes: {error}"
+        except Exception as error:  # what runs must not end with a file that nobody has thought of
+            log.exception("A file that was saved cannot be applied")
+            said = f"Nothing changes: A fault of Penstock itself ({type(error).__name__}: {error})."
         if said:
             say(said)
 
@@ -126,8 +129,12 @@ class FleetFile:
             return False
 
     def _runs(self) -> bool:
-        """Whether it has been deployed, and control knows it."""
-        return application.state(self._app)[0] != "NOT_STARTED" and self._control.is_recorded()
+        """Whether it has been deployed, and control knows it. Raises: Unavailable."""
+        try:
+            status, _ = application.state(self._app)
+        except (RayError, RayServeException) as error:
+            raise Unavailable(f"Ray Serve does not answer: {reason(str(error))}") from error
+        return status != "NOT_STARTED" and self._control.is_recorded()
 
     def _deploy(self) -> bool:
         """Deploys what the file says. Returns when it runs; or False, to be called again, once the file has
@@ -170,9 +177,10 @@ class FleetFile:
 
     def _save(self, fleet: Document, _may_have_it: bool) -> str:
         if not self._runs():  # it was deleted, or control began anew without its disk
+            self._deployed = None  # since then others may have been applied
             while not self._is_there():
                 pass
-            return ""
+            fleet = self._read()  # it may have been saved meanwhile
         # Unlike a person, a kubelet writes a file again that says the same.
         return self._control.save(fleet, changed_only=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -24,8 +25,9 @@ _SHARE = 0.001  # of Ray's unit resource of a node: ties an actor to it and limi
 def read(file: str) -> Document:
     """What the file says, with the faults that can be found here. Raises: ConfigError."""
     applications = load_applications(file)
-    if len(applications) > 1:
-        raise ConfigError(f"{file} has {len(applications)} applications; a fleet is one of them.")
+    if len(applications) != 1:
+        count = len(applications) or "no"
+        raise ConfigError(f"{file} has {count} applications with models; a fleet is one such application.")
     (application,) = applications
     if application.serve_only:
         raise config_error(f"{text} Leave it out." for text in application.serve_only)
@@ -83,9 +85,11 @@ def keys_of_environment(gateway: BaseModel) -> dict[str, str]:
 def document(value: Any, path: str = "", *, unset: bool = False) -> Any:
     """What was set of an `LLMServingArgs`, or of a part, as JSON has it. unset: with defaults.
 
-    Raises: ConfigError for objects that only Python can write.
+    Raises: ConfigError for what JSON cannot say: infinite numbers, dates, objects of a program.
     """
     match value:
+        case float() if not math.isfinite(value):
+            raise ConfigError(f"{path} is {value}, a number that JSON does not have: leave it out.")
         case None | bool() | int() | float() | str():
             return value
         case SecretStr():
@@ -104,4 +108,5 @@ def document(value: Any, path: str = "", *, unset: bool = False) -> Any:
         case list() | tuple():
             return [document(entry, path, unset=unset) for entry in cast("list[Any]", value)]
         case _:
-            raise ConfigError(f"{path} is {type(value).__qualname__!r}, which no file can say.")
+            kind = type(value).__qualname__
+            raise ConfigError(f"{path} is of the type {kind!r}, which JSON does not have: put it in quotes.")

@@ -34,6 +34,8 @@ def changing(path: Path) -> Generator[dict[str, Any]]:
     A missing file is made, for its owner only. Comments are lost. Raises: ConfigError, also when what is to
     be written is no file of keys.
     """
+    if not path.name:
+        raise ConfigError(f"'{path}' is a folder; name a file of keys in it.")
     try:
         with suppress(FileExistsError):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -71,6 +71,6 @@ def _stamps(files: Iterable[str]) -> dict[str, Stamp]:
 def _stamp(file: str) -> Stamp:
     try:
         found = os.stat(file)
-    except OSError:
+    except (OSError, ValueError):  # a name that no file can have
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino

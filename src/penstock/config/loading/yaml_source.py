@@ -118,9 +118,20 @@ class _Reading:
                 return {key: self.value(child, (*path, key)) for key, child in self._entries(node, path)}
             if isinstance(node, yaml.SequenceNode):
                 return [self._item(child, (*path, i)) for i, child in enumerate(node.value)]
-            return self.loader.construct_object(node)
+            return self._scalar(node)
         finally:
             self.open.pop()
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        """What it says. JSON, which is YAML, writes an emoji as two escapes, which PyYAML leaves apart."""
+        found = self.loader.construct_object(node)
+        if not isinstance(found, str) or found.isascii():
+            return found
+        try:
+            return found.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+        except UnicodeDecodeError:
+            problem = "it has half of a character: an escape from \\ud800 to \\udfff alone"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
 
     def _item(self, node: yaml.Node, path: Path) -> Any:
         self.lines[path] = node.start_mark.line + 1
@@ -145,5 +156,5 @@ class _Reading:
 
     def _name(self, key: yaml.Node) -> str:
         if isinstance(key, yaml.ScalarNode):
-            return str(self.loader.construct_object(key))
+            return str(self._scalar(key))
         raise yaml.MarkedYAMLError(problem="a key must be a plain name", problem_mark=key.start_mark)

@@ -14,6 +14,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -117,11 +118,10 @@ class FleetVersions:
         self, start: Mapping[str, Any], fleet: Document, who: str, deployments: Deployments | None = None
     ) -> None:
         """What has been deployed by other means. start: a `StartSettings`, as plain values."""
-        self._database.execute("DELETE FROM start")
-        self._database.execute("INSERT INTO start VALUES (?)", (msgspec.json.encode(start),))
-        self._database.execute("DELETE FROM run")
+        settings = (msgspec.json.encode(start),)
+        self._database.execute("REPLACE INTO start (rowid, settings) VALUES (1, ?)", settings)
         name = stored_fleet.file_name(self._service, time.time())
-        self._database.execute("INSERT INTO run VALUES (?)", (name,))
+        self._database.execute("REPLACE INTO run (rowid, file) VALUES (1, ?)", (name,))
         self._see(self._add(who, "started", APPLIED, fleet, {}, deployments or {}))
         self._remember(fleet)
 
@@ -196,7 +196,11 @@ class FleetVersions:
 
     def _document(self, version: int, column: str = "document") -> Document:
         """Raises: NotFound."""
-        row = self._database.execute(f"SELECT {column} FROM fleet WHERE version = ?", (version,)).fetchone()
+        row = None
+        with suppress(OverflowError):  # SQLite has no number as large
+            row = self._database.execute(
+                f"SELECT {column} FROM fleet WHERE version = ?", (version,)
+            ).fetchone()
         if row is None:
             raise NotFound(f"There is no version {version} of the fleet; `penstock history` shows them.")
         return msgspec.json.decode(row[0])

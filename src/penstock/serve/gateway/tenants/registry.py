@@ -258,7 +258,7 @@ def _state(file: str) -> State:
 
 
 def _owner(state: State) -> str:
-    """Whose the file is: after `penstock keys`, who has called that."""
+    """Whose the file is: after `penstock keys`, who has called that; root leaves it its owner."""
     if state is None:
         return "nobody"
     try:
