@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -144,18 +145,20 @@ class Stream:
     """One answer: its pieces, what was recorded, and how many pieces there were before each record."""
 
     def __init__(self, slow: random.Random | None = None) -> None:
-        """slow: when given, the reader sometimes falls behind."""
+        """slow: when given, the reader sometimes falls behind, by some tokens of an engine of any speed."""
         self.status = 0
         self.pieces: list[bytes] = []
         self.pushed = 0
         self.groups: list[Group] = []
         self.at: list[int] = []
         self._slow = slow
+        self._begun = 0.0
 
     # what the engine's server sets in the context of a request
 
     def record(self, group: Group | None) -> None:
         assert group is not None
+        self._begun = self._begun or time.monotonic()
         self.groups.append(tuple(group))
         self.at.append(len(self.pieces))
 
@@ -170,7 +173,9 @@ class Stream:
 
     async def room(self) -> None:
         if self._slow is not None:
-            await asyncio.sleep(self._slow.choice([0, 0.005, 0.03]))
+            tokens = sum(len(one.token_ids) for group in self.groups for one in group)
+            token_s = (time.monotonic() - self._begun) / tokens if tokens else 0
+            await asyncio.sleep(self._slow.choice([0, 0.3, 3]) * token_s)
 
     async def send(self, message: Message) -> None:
         self.status = message.get("status", self.status)
