@@ -88,6 +88,21 @@ def test_a_webhook_to_which_nothing_can_be_sent_is_refused(url: str):
     GatewayConfig.parse({"webhook": "http://[::1]:80/hook", "keys_file": "keys.yaml"})
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("pk_secret", "keys: is a text; must be a list"),
+        (["pk_secret"], "keys[0]: is a text; must be a mapping"),
+    ],
+)
+def test_a_key_in_place_of_an_entry_is_not_shown(keys: object, said: str):
+    """What is wrong with a file that is followed goes into the audit log, for ever."""
+    with pytest.raises(ConfigError) as caught:
+        GatewayConfig.parse({"keys": keys})
+    assert said in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("secret", ["whsec_", "whsec_!!!"])
 def test_a_secret_that_signs_nothing_is_refused(secret: str, monkeypatch):
     monkeypatch.setenv("PENSTOCK_WEBHOOK_SECRET", secret)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -158,6 +159,38 @@ def test_a_save_that_control_does_not_answer_is_made_again(
     fleet_file.follow(watch, dict[str, Any], save, said.append, stopped)
     assert (answers, said) == ([], ["Busy. It is asked again.", "Applied."])
     assert may_have_it == [False, True, True]
+
+
+def test_a_service_ends_while_control_has_not_answered_a_save(
+    files: tuple[WatchedFiles, Path, Path], monkeypatch: pytest.MonkeyPatch
+):
+    _, fleet, model = files
+    asked, answer, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def save(_: object, _saved: object, _again: bool) -> str:
+        asked.set()
+        answer.wait(60)
+        return ""
+
+    def report(event: object) -> None:
+        if isinstance(event, startup.Stopped):
+            ended.set()
+
+    monkeypatch.setattr(fleet_file, "_LOOK_S", 0.01)
+    monkeypatch.setattr(fleet_file.Control, "save", save)
+    for name in ("_deploy", "_wait_until_serving"):
+        monkeypatch.setattr(startup.Steps, name, lambda *_: None)
+    cluster = SimpleNamespace(own=False, start_serve=lambda _: None, leave=lambda: None)
+    monkeypatch.setattr(startup, "Cluster", lambda *_, **__: cluster)
+    arguments = Arguments(sources=(str(fleet),), watch=True)
+    steps = startup.Steps(make_plan(arguments), arguments, report)
+    model.write_text(MODEL.format("b"))
+    steps.begin()
+    assert asked.wait(60)
+    steps.stop()
+    assert ended.wait(60)
+    assert not answer.is_set()
+    answer.set()
 
 
 def test_a_missing_file_hides_no_other_change(files: tuple[WatchedFiles, Path, Path]):

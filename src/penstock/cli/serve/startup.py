@@ -148,8 +148,8 @@ class Steps:
                 plan = engine_arguments.result()
         self._deploy(cluster, plan)
         self._wait_until_serving(cluster, plan)
-        if self._files is not None:
-            self._watch(self._files)
+        if self._files is not None:  # beside this thread, so that the end waits for no apply
+            threading.Thread(target=self._watch, args=(self._files,), name="watch", daemon=True).start()
 
     def _deploy(self, cluster: Cluster, plan: ServePlan) -> None:
         from penstock.serve.builders import build_openai_app

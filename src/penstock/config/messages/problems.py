@@ -189,7 +189,9 @@ def _sentence(detail: ErrorDetails, path: Path, known: list[str]) -> str:
         return "is missing; it must be given."
     if kind in ("value_error", "assertion_error"):
         return str(facts.get("error", detail["msg"]))
-    shown = "" if any(is_secret(str(part)) or part == "env_vars" for part in path) else f" {show(given)}"
+    hides = "keys" in path[-2:]  # a key itself, where an entry with its hash was meant
+    hides |= any(is_secret(str(part)) or part == "env_vars" for part in path)
+    shown = "" if hides else f" {show(given)}"
     if kind == "literal_error":
         expected = str(facts["expected"])
         guess = nearest(given, re.findall(r"'([^']*)'", expected)) if isinstance(given, str) else None
