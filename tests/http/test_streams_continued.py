@@ -424,6 +424,28 @@ async def test_a_stream_that_only_busy_replicas_could_continue_ends_after_the_us
         assert len(refused) > 1
 
 
+async def test_a_stream_that_is_late_goes_on_at_a_replica_that_was_not_asked_yet(served: Served):
+    await served.gateway("m", wait_for_replica_s=0)
+    long = {"reply": "word " * 50}
+    other = await served.replica(**AT_ONCE | long)
+
+    async def busy(scope: Any, receive: Any, send: Any) -> None:
+        served.add("m", other.address)
+        await served.until_ready("m", other.address)
+        await send({"type": "http.response.start", "status": 503, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    async with served.http() as http:
+        whole = same(await answer(http, "chat"))
+        served.remove("m", other.address)
+        doomed = await served.replica(**SLOWLY | long | {"step_base_ms": 30})
+        asking = asyncio.create_task(cut(served, http, "chat"))
+        await until(lambda: doomed.engine.counts().made_tokens > 5)
+        await served.app(busy, version="v")
+        dies(served, doomed)
+        assert same(await asking) == whole
+
+
 async def test_records_over_their_limit_are_forgotten(served: Served, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(continuation, "_RESERVE_BYTES", 8)
     monkeypatch.setattr(continuation, "_MOST_BYTES", 60)

@@ -107,5 +107,9 @@ class Tried:
         others = replica in self._refused or bool(self.serves and replica.serves != self.serves)
         return others or self._reports.get(replica) == replica.reports
 
+    def has_failed(self, replica: Replica) -> bool:
+        """Also where it may be tried again."""
+        return replica in self._reports or replica in self
+
     def __len__(self) -> int:
         return len(self._reports)

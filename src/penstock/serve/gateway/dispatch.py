@@ -227,7 +227,7 @@ class Dispatch:
                     died = failed.worked and replica.state not in _LEAVING
                     is_late = reply.timing.paused_s > queue.wait_s
                     stream.fail(replica, failed, died=died, refused=failed.refused)
-                    if is_late:  # those that are there answer, and none can go on with it
+                    if is_late and all(map(stream.tried.has_failed, self._table.ready(model_id))):
                         raise stream.end("no replica", failed) from failed
                     if request.keeper is not None and replica.state == "gone":
                         raise stored_responses.lost() from failed
