@@ -168,6 +168,11 @@ class TokensProbe:
         tokens_before.set(())
         self._ask, self.forgotten = None, True
 
+    def compare(self, weights: str) -> None:
+        """Has the request, which gets these now, begin anew where others made what it goes on with."""
+        if tokens_before.get() and self.weights not in (None, weights):
+            self.forget()
+
     def since(self, tokens: int) -> Sequence[Sequence[ChoiceTokens]]:
         """What has been made after the first `tokens` tokens, as far as that can be told."""
         made = self._ask(tokens) if self._ask is not None else ()

@@ -193,17 +193,10 @@ def test_a_service_ends_while_control_has_not_answered_a_save(
     answer.set()
 
 
-def test_a_missing_file_hides_no_other_change(files: tuple[WatchedFiles, Path, Path]):
+@pytest.mark.parametrize("missing", ["typo.yaml", '"model.yaml\\0"'], ids=["typo", "no name for a file"])
+def test_a_missing_file_hides_no_other_change(files: tuple[WatchedFiles, Path, Path], missing: str):
     watch, fleet, _ = files
-    for names in ("model.yaml, typo.yaml", "model.yaml"):
-        fleet.write_text(f"llm_configs: [{names}]\n")
-        assert [watch.saved(), watch.saved(), watch.saved()] == [False, True, False]
-        watch.look()
-
-
-def test_a_name_that_no_file_can_have_is_a_missing_file(files: tuple[WatchedFiles, Path, Path]):
-    watch, fleet, _ = files
-    for names in ('"model.yaml\\0", model.yaml', "model.yaml"):
+    for names in (f"{missing}, model.yaml", "model.yaml"):
         fleet.write_text(f"llm_configs: [{names}]\n")
         assert [watch.saved(), watch.saved(), watch.saved()] == [False, True, False]
         watch.look()

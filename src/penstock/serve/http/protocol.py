@@ -203,9 +203,10 @@ class BoundedProtocol(HttpToolsProtocol):
         """
         if not self.transport.is_closing() or self.transport.get_write_buffer_size():
             return
-        # It has just ended; under TLS it may have no socket any more.
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            unsent = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        if (sock := self.transport.get_extra_info("socket")) is None:  # under TLS, where it has just ended
+            return
+        with contextlib.suppress(OSError, ValueError):  # it has just ended
+            unsent = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
             before, self._received = self._received, not any(unsent)  # nor is anything not acknowledged
             if before and self._received:
                 self.transport.abort()

@@ -25,7 +25,6 @@ from penstock.request_context import (
     report_timings,
     start_tag,
     tier,
-    tokens_before,
     tokens_so_far,
 )
 from penstock.tiers import ENGINE_PRIORITY
@@ -74,9 +73,8 @@ class GatedLLM(AsyncLLM):
             await self.gate.wait()
         finally:
             self.held -= 1
-        probe = tokens_so_far.get()
-        if tokens_before.get() and probe is not None and probe.weights not in (None, self.weights):
-            probe.forget()  # they have changed while it waited
+        if (probe := tokens_so_far.get()) is not None:
+            probe.compare(self.weights)  # they may have changed while it waited
         priority = ENGINE_PRIORITY[tier.get()] + start_tag.get()
         kwargs["priority"] = priority if self._by_class else 0  # whatever the client wrote
         self.entering += 1

@@ -129,8 +129,7 @@ class ByClass:
             async with self._turns.batch(again) as turn:
                 turn.abort = abort
                 weights = self._weights()
-                if tokens_before.get() and probe.weights not in (None, weights):
-                    probe.forget()
+                probe.compare(weights)
                 probe.weights = weights
                 await self._app(scope, receive, sent)
 
