@@ -4,7 +4,7 @@ import asyncio
 import time
 from contextvars import ContextVar
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.waiting import until
@@ -16,6 +16,7 @@ from penstock.engine import Load
 from penstock.errors import Unavailable
 from penstock.request_context import (
     ChoiceTokens,
+    EventFrame,
     created,
     current_replica,
     id_seed,
@@ -35,8 +36,8 @@ from penstock.serve.replica.inbound.engine_response import EngineResponse
 from penstock.serve.replica.inbound.listener import Listener
 from penstock.serve.replica.inbound.status_link import StatusSource
 from penstock.transport import link, multiplexer, rows
-from penstock.transport.connection import STREAM
-from penstock.transport.continuation import CONTINUE, RESUMABLE, Origin, encode
+from penstock.transport.connection import STREAM, ReplicaConnection
+from penstock.transport.continuation import CONTINUE, RESUMABLE, Origin, RecordBudget, StreamRecord, encode
 
 CONTEXT: tuple[ContextVar[Any], ...] = (created, current_replica, id_seed, tier, tokens_before, start_tag)
 Field = tuple[bytes, bytes]
@@ -472,6 +473,37 @@ async def test_a_stream_that_ends_before_its_client_s_place_leaves_nothing_with_
     response.close()
     assert sent
     assert not sender._writable
+    assert not sender._records
+
+
+async def test_texts_that_wait_when_their_stream_is_cut_leave_with_the_tokens_that_they_are_made_of():
+    async def direct(message: asgi.Message) -> None:
+        pass
+
+    sender, receiver, text = multiplexer.StreamSender(), multiplexer.StreamReceiver(), list[bytes]()
+    record = StreamRecord(RecordBudget())
+    receiver._streams[7] = cast(
+        "ReplicaConnection", SimpleNamespace(record=record, feed=lambda piece, last: text.append(piece))
+    )
+    response = EngineResponse(
+        *(direct, sender, 7, lambda: "", "/v1/chat/completions", "default", None),
+        Origin("version", "replica", 1, "seed"),
+    )
+    head = {
+        "type": "http.response.start",
+        "status": 200,
+        "headers": [(b"content-type", b"text/event-stream")],
+    }
+    response._recorded.append((ChoiceTokens((5,)),))
+    await response.send(head)
+    await response.send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+    for token in (6, 7):
+        response._recorded.append((ChoiceTokens((token,)),))
+        response.push(EventFrame(b"data: ", b"\n\n"), b"%d" % token)
+    response.close()  # before the gateway could take them
+    assert receiver._demultiplex(sender._take()) == b""
+    assert b"".join(text) == b"data: 1\n\ndata: 67\n\n"
+    assert record.pieces == record.tokens() == 3
     assert not sender._records
 
 

@@ -54,7 +54,9 @@ class StreamSender:
         self._writable[stream].set()
 
     def end(self, stream: int) -> None:
-        """No more pieces of this stream."""
+        """No more pieces of this stream. Texts that wait keep the tokens that they are made of."""
+        if (texts := self._texts.pop(stream, None)) is not None:
+            self._add_texts(stream, texts)
         self._writable.pop(stream, None)
         self._records.pop(stream, None)
 
