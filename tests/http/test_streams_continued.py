@@ -172,6 +172,30 @@ async def test_an_answer_that_is_not_streamed_survives_its_process(served: Serve
         doomed.kill()
 
 
+@pytest.mark.parametrize("same_files", [True, False])
+async def test_only_an_answer_that_goes_on_says_so(served: Served, tmp_path: Path, same_files: bool):
+    await served.gateway(ServedModel("m", created=1, adapter_slots=4))
+    doomed = await served.replica(**AT_ONCE, die_after_tokens=6, lora=lora(tmp_path / "one", "{}"))
+    async with served.http() as http:
+        asking = asyncio.create_task(http.post("/v1/chat/completions", json=chat(model="m:poet")))
+        await until(lambda: not served.table.ready("m"))
+        served.remove("m", doomed.address)
+        where = tmp_path / ("one" if same_files else "two")
+        await served.replica(**AT_ONCE, lora=lora(where, "{}" if same_files else '{"r": 8}'))
+        answer = await asking
+        assert answer.json()["choices"][0]["message"]["content"] == f"[poet@1] {TEXT}"
+        assert answer.headers.get("x-penstock-continued") == ("1" if same_files else None)
+        assert (await figures(http)).get("continued", 0) == same_files
+
+
+def lora(folder: Path, config: str) -> dict[str, Any]:
+    """A source of one adapter, `poet`."""
+    (folder / "poet").mkdir(parents=True, exist_ok=True)
+    if not (file := folder / "poet" / "adapter_config.json").exists():
+        file.write_text(config)
+    return {"dynamic_lora_loading_path": str(folder)}
+
+
 def carrier_lost(served: Served, replica: Replica) -> None:
     _pool(served, replica).multiplexer._carrier.abort()
 
@@ -549,12 +573,6 @@ async def test_a_replica_that_drains_keeps_what_no_other_has_room_for(served: Se
 
 @pytest.mark.parametrize("same_files", [True, False])
 async def test_an_adapter_is_the_same_when_its_files_are(served: Served, tmp_path: Path, same_files: bool):
-    def lora(folder: Path, config: str) -> dict[str, Any]:
-        (folder / "poet").mkdir(parents=True, exist_ok=True)
-        if not (file := folder / "poet" / "adapter_config.json").exists():
-            file.write_text(config)
-        return {"dynamic_lora_loading_path": str(folder)}
-
     await served.gateway(ServedModel("m", created=1, adapter_slots=4), wait_for_replica_s=1)
     doomed = await served.replica(**SLOWLY, lora=lora(tmp_path / "one", "{}"))
     async with served.http() as http:

@@ -116,17 +116,21 @@ async def test_only_a_stream_that_can_be_continued_has_an_origin(version: str, f
     assert bool(replica.contexts[0]["id_seed"]) == (version == "v" and field[0] == STREAM)
 
 
-async def test_a_continued_stream_has_the_context_that_it_began_with(replica: Replica):
+@pytest.mark.parametrize(("pieces", "keeper"), [(4, "other_t"), (0, "r_t")], ids=["begun", "unsent"])
+async def test_a_continued_answer_has_the_context_that_it_began_with(
+    replica: Replica, pieces: int, keeper: str
+):
+    """Ids name the replica that stores the response, unless the client knows another one."""
     groups, records = encode([[ChoiceTokens((5, 6))], [ChoiceTokens((7,))]])
     origin = Origin(replica.listener._source.serves(), "other", 77, "seed")
-    head = b"%d %d %d %b" % (4, groups, len(records), origin.to_header())
+    head = b"%d %d %d %b" % (pieces, groups, len(records), origin.to_header())
     await replica.begin((CONTINUE, head), (link.TENANT, b"t"), body=b"{}" + records)
     context = replica.contexts[0]
     assert [tuple(group[0].token_ids) for group in context.pop("tokens_before")] == [(5, 6), (7,)]
     expected = {
         "created": 77,
         "id_seed": "seed",
-        "current_replica": "other_t",
+        "current_replica": keeper,
         "tier": "default",
         "start_tag": 0,
     }
