@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import re
 import socket
 
@@ -72,6 +73,21 @@ async def test_who_goes_on_sending_after_the_answer_is_cut(served: Served, monke
         client.writer.write(b"a: b\r\n" * 1000)
         await asyncio.sleep(0)
     assert connections.counts["discarded"] == 1
+
+
+async def test_the_largest_head_of_a_client_reaches_its_replica(served: Served):
+    await served.gateway("m")
+    await served.replica()
+    body, path = json.dumps(chat()).encode(), b"/v1/chat/completions"
+    fields = {b"host": b"x", b"content-type": b"application/json", b"content-length": b"%d" % len(body)}
+    fields |= {b"connection": b"close"} | {b"x-%d" % n: b"y" for n in range(limits.FIELDS - 5)}
+    left = limits.HEAD_BYTES - len(path) - sum(len(name) + len(value) for name, value in fields.items())
+    fields[b"x"] = b"y" * (left - 1)
+    assert len(fields) == limits.FIELDS
+    client = await Client.connect(served)
+    lines = [b"POST %b HTTP/1.1" % path, *(b"%b: %b" % field for field in fields.items())]
+    client.writer.write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
+    assert await client.answers() == [200]
 
 
 async def test_fields_of_a_trailer_are_no_headers():

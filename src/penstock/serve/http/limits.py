@@ -11,6 +11,9 @@ HEAD_BYTES = 64 * 1024
 FIELDS = 256
 """Header fields of a request, trailer included."""
 
+ADDED_BYTES, ADDED_FIELDS = 16 * 1024, 16
+"""What ports of Penstock's own processes take beyond both: what a gateway adds to its client's head."""
+
 FIELD_COST_BYTES = 128
 """What a header field takes in memory beside its own bytes."""
 

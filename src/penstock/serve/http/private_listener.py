@@ -63,15 +63,16 @@ class PrivateListener:
     async def listen(self, app: ASGIApp, requests_at_once: int | None = None) -> None:
         """app: must refuse requests without the address's secret. requests_at_once: as for `Port`."""
         self._app, self._requests_at_once = app, requests_at_once
-        self._ports.append(Port(app, self._unix, requests_at_once=requests_at_once))
+        self._ports.append(Port(app, self._unix, requests_at_once=requests_at_once, is_own=True))
 
     async def listen_on_network(self) -> None:
         """For processes on other nodes. Safe to call twice."""
         if self._network is not None:
             connections, at_once = Connections(), self._requests_at_once
-            self._ports.append(
-                Port(self._app, self._network, connections=connections, requests_at_once=at_once)
+            port = Port(
+                self._app, self._network, connections=connections, requests_at_once=at_once, is_own=True
             )
+            self._ports.append(port)
             self._network = None
 
     async def address(self, node_id: str) -> dict[str, str | int | None]:

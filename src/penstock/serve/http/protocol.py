@@ -44,6 +44,7 @@ _TOO_LARGE = f"The request's headers are larger than {limits.HEAD_BYTES} bytes, 
 class Config(uvicorn.Config):
     draining = False
     is_shared = False  # several processes listen to the socket
+    head_bytes, fields = limits.HEAD_BYTES, limits.FIELDS
     connections: Connections | None = None  # None where clients are trusted
     certificate: Certificate | None = None
     work: WorkLimiter
@@ -115,7 +116,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
         self.flow = self._flow = _Flow(transport)
-        self._work = cast(Config, self.config).work
+        config = cast(Config, self.config)
+        self._work, self._most_bytes, self._most_fields = config.work, config.head_bytes, config.fields
         sock = transport.get_extra_info("socket")
         if sock.family == socket.AF_UNIX:
             if not is_own(sock):
@@ -123,7 +125,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 transport.abort()
                 return
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNSENT_BYTES)
-        connections = cast(Config, self.config).connections
+        connections = config.connections
         if connections is not None and self.client is not None:
             self._accepted, self.since = False, self.loop.time()
             self._connections = connections
@@ -279,7 +281,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self._in_message:
             self._unparsed = max(0, len(data) - self._parsed + (0 if self._parsed else self._unparsed))
-            if self._unparsed > limits.HEAD_BYTES:
+            if self._unparsed > self._most_bytes:
                 self._reject("head_too_large", _TOO_LARGE)
                 return
         if self._peer is not None and not self._accepted:
@@ -351,7 +353,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         self._parsed += len(url) + _LINE_BYTES
         self._head_bytes += len(url)
-        if self._head_bytes > limits.HEAD_BYTES:
+        if self._head_bytes > self._most_bytes:
             self._stop("head_too_large", _TOO_LARGE)
         super().on_url(url)
 
@@ -362,7 +364,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes += size
         self._fields += 1
         self._work.left -= 1
-        if self._head_bytes > limits.HEAD_BYTES or self._fields > limits.FIELDS:
+        if self._head_bytes > self._most_bytes or self._fields > self._most_fields:
             self._stop("head_too_large", _TOO_LARGE)
         if self._in_head:  # as uvicorn does it; a call for each field would cost as much again
             name = name.lower()

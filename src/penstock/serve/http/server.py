@@ -39,13 +39,14 @@ class Port:
         certificate: Certificate | None = None,
         requests_at_once: int | None = None,
         is_shared: bool = False,
+        is_own: bool = False,
     ) -> None:
         """Listens on the bound `sock` and owns it from now on, with the claim of one that shares it.
 
         connections: bounds those of clients; the app accepts requests through their `DirectWriter`. Without
         it clients are trusted. certificate: for HTTPS. requests_at_once: new requests that are read in one
         iteration of the event loop, in place of `limits.REQUESTS_AT_ONCE`. is_shared: several processes
-        listen to `sock`.
+        listen to `sock`. is_own: gateways send their clients' heads there, with fields of their own.
         """
         self._config = config = Config(
             cast(Any, app),
@@ -60,6 +61,9 @@ class Port:
         config.connections, config.certificate = connections, certificate
         config.work = WorkLimiter(requests_at_once or limits.REQUESTS_AT_ONCE)
         config.is_shared = is_shared
+        if is_own:
+            config.head_bytes += limits.ADDED_BYTES
+            config.fields += limits.ADDED_FIELDS
         self._state = ServerState()
         self._claim = claim
         self._name = sock.getsockname()
