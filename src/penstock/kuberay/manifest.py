@@ -43,7 +43,7 @@ def manifest(serving: LLMServingArgs, site: Site) -> str:
     serving: with `${NAME}` where a variable comes from a Secret, as `references_kept` leaves it.
     Raises: ConfigError for a secret in it, or what cannot be placed.
     """
-    secrets.refuse_values(serving.llm_configs, serving.gateway, site.secret)
+    secrets.refuse_values(serving, site.secret)
     groups = worker_groups(serving.llm_configs, site.gpus_per_node)
     site.refuse_unused(group.accelerator_type for group in groups)
     service = _ray_service(serving, site, groups)
