@@ -96,5 +96,6 @@ def _variables(config: LLMConfig) -> Iterator[Mapping[str, str]]:
     """Every `env_vars` of a config."""
     actor: Mapping[str, Any] = config.deployment_config.get("ray_actor_options") or {}
     prefill = config.prefill.runtime_env if config.prefill is not None else None
-    for environment in (config.runtime_env, actor.get("runtime_env"), prefill):
+    before = ((config.preprocessor_options or {}).get("ray_actor_options") or {}).get("runtime_env")
+    for environment in (config.runtime_env, actor.get("runtime_env"), prefill, before):
         yield (environment or {}).get("env_vars") or {}
