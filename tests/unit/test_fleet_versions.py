@@ -222,14 +222,24 @@ async def test_what_becomes_of_an_apply_is_written_once_the_disk_has_room(
     await until(lambda: versions.history()[0].outcome == "failed: no room.")
 
 
-async def test_an_apply_that_lacks_only_adapters_is_applied_once_they_are_there(
-    file: Path, monkeypatch: pytest.MonkeyPatch, patched
+@pytest.mark.parametrize(
+    ("of", "said"),
+    [
+        ("replicas", "a replica of 'a' keeps its adapters"),
+        ("gateways", "a gateway stays as it was, and tries again: no keys"),
+    ],
+)
+async def test_an_apply_whose_processes_try_again_is_applied_once_they_could(
+    file: Path, monkeypatch: pytest.MonkeyPatch, patched, of: str, said: str
 ):
     def adapters() -> tuple[list[str], list[str]]:
-        return [], [f"a replica of '{model}' keeps its adapters" for model in missing]
+        return [], [f"a replica of '{model}' keeps its adapters" for model in missing if of == "replicas"]
+
+    def gateways() -> list[str]:
+        return ["no keys" for _ in missing if of == "gateways"]
 
     def versions() -> FleetVersions:
-        return Deployed(DesiredStates(file).connection, "app", adapters=adapters)
+        return Deployed(DesiredStates(file).connection, "app", gateways, adapters=adapters)
 
     missing = ["a"]
     patched("penstock.serve.control.application.state", lambda _: ("RUNNING", {}))
@@ -238,7 +248,7 @@ async def test_an_apply_that_lacks_only_adapters_is_applied_once_they_are_there(
     first = versions()
     first._add("ci", "a live", APPLYING, {}, {}, {})
     first.resume()
-    await until(lambda: first.history()[0].outcome == "failed: a replica of 'a' keeps its adapters")
+    await until(lambda: first.history()[0].outcome == f"failed: {said}")
     first.close()
     second = versions()
     second.resume()
