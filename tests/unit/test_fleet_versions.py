@@ -22,6 +22,7 @@ from bucket import s3_server
 from ray.exceptions import ActorUnavailableError
 from tests.waiting import until
 
+from penstock.cli.client.ctl import ReplicaTarget, _perform
 from penstock.cli.client.fleet import (
     FleetChange,
     _followed,
@@ -539,6 +540,25 @@ async def test_each_waits_longer_for_a_plan_than_whom_it_asks(monkeypatch: pytes
     plans_of_two_s = 2 * check._TIME_LIMIT_S  # an apply waits for the plan of another one
     assert len(asked["gateway"]) == len(asked["control"]) == 3
     assert plans_of_two_s < min(asked["control"]) <= max(asked["control"]) < min(asked["gateway"])
+
+
+async def test_each_waits_longer_for_an_operation_than_whom_it_asks(monkeypatch: pytest.MonkeyPatch):
+    waits: list[float] = []
+
+    class Control:
+        async def ask(self, _call: str, _arguments: object, limit_s: float) -> None:
+            waits.append(limit_s)
+
+    def answer(*_: object, timeout_s: float, **_more: object) -> dict[str, Any]:
+        waits.append(timeout_s)
+        return {"model": "m", "ok": True, "replicas": {}}
+
+    router: Any = SimpleNamespace(_control=Control())
+    await LLMRouter._operate(router, "sleep", {"timeout_s": 7.0})
+    monkeypatch.setattr(Service, "json", answer)
+    _perform(ReplicaTarget("http://box:8000", timeout_s=7.0), "sleep")
+    of_gateway, of_command = waits
+    assert 7.0 < of_gateway < of_command
 
 
 def test_an_apply_that_takes_its_admin_key_away_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch):

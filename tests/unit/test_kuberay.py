@@ -17,6 +17,7 @@ from tests.unit.kuberay_fields import RAY_SERVICE
 from penstock.cli.app import app
 from penstock.config import LLMServingArgs, load_configs
 from penstock.config.schema.env_vars import references_kept
+from penstock.errors import ConfigError
 from penstock.kuberay.manifest import manifest
 from penstock.kuberay.options import Site
 
@@ -273,8 +274,6 @@ def test_a_webhooks_secret_comes_from_the_secret(command, capsys):
     [
         {"runtime_env": {"env_vars": {"HF_TOKEN": "hf_secret"}}},
         {"deployment_config": {"ray_actor_options": {"runtime_env": {"env_vars": {"KEY": "hf_secret"}}}}},
-        {"engine_kwargs": {"hf_token": "hf_secret"}, "llm_engine": "vllm"},
-        {"callback_config": {"callback_class": "a:b", "callback_kwargs": {"token": "hf_secret"}}},
         {"model_loading_config": {"model_id": "echo", "model_source": "https://me:hf_secret@host/m"}},
         {"lora_config": {"adapters": {"x": "https://host/x?token=hf_secret"}}},
     ],
@@ -300,6 +299,20 @@ def test_a_secret_beside_the_models_is_refused(command, capsys, secret):
     told = refusal(command, capsys, {"llm_configs": [SIM], **secret})
     assert "penstock-secrets" in told
     assert "hf_secret" not in told
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        {"engine_kwargs": {"hf_token": "hf_secret"}},
+        {"callback_config": {"callback_class": "a:b", "callback_kwargs": {"token": "hf_secret"}}},
+    ],
+)
+def test_a_secret_among_arguments_is_refused(secret):
+    serving = LLMServingArgs.parse({"llm_configs": [{**SIM, "llm_engine": "vllm", **secret}]})
+    with pytest.raises(ConfigError, match=r"token is a secret .* Secret 'penstock-secrets'") as refused:
+        manifest(serving, Site())
+    assert "hf_secret" not in str(refused.value)
 
 
 def test_what_only_has_the_name_of_a_secret_is_none(command):
