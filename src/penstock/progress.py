@@ -24,6 +24,7 @@ LOG_ENVIRONMENT = "_PENSTOCK_LOG"
 READY = "ready"
 FAILED = "failed"
 _MOST_BYTES = 1 << 16
+_MOST_CHARACTERS = 5000  # of a note; as JSON, one may take 12 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ def report(model_id: str, phase: str) -> None:
     path = os.environ.get(ENVIRONMENT)
     if not path:
         return
+    if len(phase) > _MOST_CHARACTERS:
+        phase = f"{phase[: _MOST_CHARACTERS - 4]} ..."
     line = json.dumps([model_id, phase, os.getpid(), time.monotonic()])
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock, _short(Path(path)) as address:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from interleaving import DISTURBANCES, Start, disturbed, ended, failing
+from ray.exceptions import ActorUnavailableError
 from served import NODE
 from tests.waiting import until
 
@@ -129,6 +130,19 @@ async def handle(control: LLMControl, request: pytest.FixtureRequest) -> Handle:
     """To a control whose followers are on its node, or on another one."""
     found = await control.address(request.param)
     return Handle({**found, "unix": found["unix"] if request.param == NODE else None})
+
+
+async def test_a_plan_while_serve_restarts_says_so(
+    control: LLMControl, handle: Handle, monkeypatch: pytest.MonkeyPatch
+):
+    async def restarting(*_: object) -> None:
+        raise ActorUnavailableError("it restarts", None)
+
+    monkeypatch.setattr(control._fleet, "_planned", restarting)
+    fleet = {"llm_configs": [{"model_loading_config": {"model_id": "m"}, "llm_engine": "sim"}]}
+    control._fleet.record({}, fleet, "penstock serve")
+    with pytest.raises(Unavailable, match="Ray Serve does not answer; try again in a moment"):
+        await ControlLink(handle, NODE).ask("fleet/plan", {"fleet": fleet}, 10.0)
 
 
 async def test_a_replica_that_never_reads_stops_nobody_and_is_cut_off(

@@ -4,12 +4,14 @@ import pickle
 import pkgutil
 from collections.abc import Iterator
 from importlib import import_module
+from typing import Any
 
 import pytest
 
 import penstock.config
 from penstock.config import GatewayConfig, LLMConfig, LoraConfig, ModelLoadingConfig
 from penstock.config.derive.server_class import server_class
+from penstock.config.fleet.document import document
 from penstock.config.messages.problems import warn_once
 from penstock.config.messages.redact import masked
 from penstock.config.schema.strict import StrictModel
@@ -261,6 +263,32 @@ def test_a_variable_takes_its_value_from_the_environment(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parity("S6")
+@pytest.mark.parametrize(
+    "path",
+    [
+        "deployment_config.ray_actor_options",
+        "prefill",
+        "prefill.deployment_config.ray_actor_options",
+        "preprocessor_options.ray_actor_options",
+    ],
+)
+def test_every_environment_of_a_model_takes_variables(monkeypatch: pytest.MonkeyPatch, path: str):
+    def at(names: list[str], value: Any) -> Any:
+        return {names[0]: at(names[1:], value)} if names else value
+
+    names = [*path.split("."), "runtime_env"]
+    given = at(names, {"env_vars": {"HF_TOKEN": "${MY_HUB_TOKEN}"}})
+    fields = {"llm_engine": "vllm", "preprocessor": "a:b"} if "pre" in path else {}
+    monkeypatch.delenv("MY_HUB_TOKEN", raising=False)
+    (told,) = problems(**fields, **given)
+    assert "${MY_HUB_TOKEN}" in told
+    monkeypatch.setenv("MY_HUB_TOKEN", "hf_1")
+    found: Any = document(config(**fields, **given))
+    for name in names:
+        found = found[name]
+    assert found == {"env_vars": {"HF_TOKEN": "hf_1"}}
+
+
 def test_a_variable_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("MY_HUB_TOKEN", raising=False)
     (told,) = problems(runtime_env={"env_vars": {"HF_TOKEN": "${MY_HUB_TOKEN}"}})

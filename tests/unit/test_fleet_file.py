@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,10 @@ from ray.exceptions import ActorUnavailableError
 
 from penstock.config.fleet.document import StartSettings, read
 from penstock.config.loading.watched_files import WatchedFiles
-from penstock.errors import Unavailable
+from penstock.errors import ConfigError, Unavailable
 from penstock.serve import fleet_file
+from penstock.serve.control.desired import DesiredStates
+from penstock.serve.control.fleet import FleetVersions
 from penstock.serve.fleet_file import FleetFile
 
 CPU = {"llm_engine": "sim", "accelerator_config": {"kind": "cpu"}}
@@ -144,3 +147,28 @@ def test_a_save_while_serve_restarts_is_made_again(file: Path, monkeypatch: pyte
     monkeypatch.setattr(fleet_file.application, "state", restarting)
     with pytest.raises(Unavailable, match="Ray Serve does not answer"):
         made._save({}, False)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"tls": {"cert": "/c.pem", "key": "/k.pem"}}, "gateway.tls: KubeRay asks gateways by plain HTTP"),
+        ({"processes": 2}, "gateway.processes: on Kubernetes each pod has one gateway"),
+    ],
+)
+async def test_what_pods_decide_of_gateways_is_refused(
+    file: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], said: str
+):
+    monkeypatch.setattr(fleet_file.json_logs, "configure", lambda: None)
+    monkeypatch.setattr(FleetFile, "_is_there", lambda _: True)
+    monkeypatch.setattr(FleetFile, "_follow", lambda _: None)
+    made: Any = FleetFile.__new__(FleetFile)
+    await made.__init__(str(file), {"port": 8000})
+    versions = FleetVersions(DesiredStates(file.with_name("control.sqlite")).connection, "app")
+    versions.record(asdict(made._start), read(str(file)), "kuberay")
+    edited = {**read(str(file)), "gateway": given}
+    with pytest.raises(ConfigError, match=said):
+        made._start.applied(edited)
+    for change in (versions.plan(edited), versions.save(edited, "kuberay"), versions.apply(edited, "ada")):
+        with pytest.raises(ConfigError, match=said):
+            await change

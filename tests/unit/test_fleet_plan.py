@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.cli.models.options import Arguments
+from penstock.cli.models.plan import make_plan
 from penstock.config import LLMServingArgs
 from penstock.config.fleet import changes
-from penstock.config.fleet.document import StartSettings, document
+from penstock.config.fleet.document import StartSettings, document, read
 from penstock.config.fleet.plan import FleetPlan, plan
 from penstock.serve.builders import versions
 from penstock.serve.gateway.catalogue import FIXED
@@ -220,7 +223,8 @@ def test_it_says_what_becomes_of_each_model():
 
 
 NODES = [{"CPU": 16.0, "GPU": 4.0}]
-GPUS = {"accelerator_config": {"kind": "gpu"}, "deployment_config": {"num_replicas": 2}}
+GPU: dict[str, Any] = {"accelerator_config": {"kind": "gpu"}}
+GPUS = {**GPU, "deployment_config": {"num_replicas": 2}}
 
 
 @pytest.mark.parametrize(
@@ -250,6 +254,40 @@ def test_gpus_are_counted_as_each_fleet_and_each_half_of_a_model_has_them():
     found = plan(fleet(before), fleet(model("m", **GPUS, llm_engine="vllm", **prefill)), nodes=NODES)
     assert found.gpus == (2, 5, 5)
     assert "needs 5 GPUs and the cluster has 4" in found.faults[0]
+
+
+def test_parts_of_gpus_that_fill_them_have_room():
+    parts = [0.2, 0.4, *[0.6] * 4]
+    assert sum(parts) > 3
+    models = [
+        model(f"m{number}", placement_group_config={"bundles": [{"GPU": part}]}, **GPU)
+        for number, part in enumerate(parts)
+    ]
+    found = plan(fleet(*models), fleet(*models), nodes=[{"GPU": 3.0, "CPU": 9.0}])
+    assert (found.faults, found.notes, found.gpus) == ([], [], (3, 3, 3))
+
+
+@pytest.mark.parametrize(
+    ("jobs", "kept"),
+    [
+        ({}, "usage, budgets, the audit log, files and batches"),
+        ({"jobs": {"storage": "/jobs"}}, "usage, budgets, the audit log"),
+        ({"jobs": "off"}, "usage, budgets, the audit log"),
+    ],
+)
+def test_what_begins_anew_at_another_port_is_said(jobs: dict[str, Any], kept: str):
+    before, after = (fleet(model("m"), gateway={"port": port}, **jobs) for port in (8000, 9000))
+    assert plan(before, before).notes == []
+    (note,) = plan(before, after).notes
+    assert note == f"At port 9000 these begin anew, which a service keeps by its port: {kept}."
+
+
+def test_an_empty_port_is_the_commands(tmp_path: Path):
+    models = "llm_configs: [{model_loading_config: {model_id: m}, llm_engine: sim}]"
+    (file := tmp_path / "fleet.yaml").write_text(f"{models}\ngateway:\n  port:\n  host: box\n")
+    start = StartSettings(defaults={"port": 8000})
+    assert start.applied(read(str(file))).gateway.local_url == "http://box:8000"
+    assert make_plan(Arguments(sources=(str(file),))).gateway.local_url == "http://box:8000"
 
 
 def test_a_secret_is_not_shown():

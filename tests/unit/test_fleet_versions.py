@@ -22,11 +22,21 @@ from bucket import s3_server
 from ray.exceptions import ActorUnavailableError
 from tests.waiting import until
 
-from penstock.cli.client.fleet import FleetChange, _followed, _stored, apply_planned, history, rollback
-from penstock.cli.client.service import AdminTarget
+from penstock.cli.client.ctl import ReplicaTarget, _perform
+from penstock.cli.client.fleet import (
+    FleetChange,
+    _followed,
+    _stored,
+    apply_planned,
+    history,
+    planned,
+    rollback,
+)
+from penstock.cli.client.service import AdminTarget, Service
 from penstock.config import LLMServingArgs
 from penstock.config.fleet.plan import FleetPlan, plan
 from penstock.config.schema.settings import Settings
+from penstock.engines.vllm.arguments import check
 from penstock.errors import (
     ConfigError,
     Conflict,
@@ -41,6 +51,7 @@ from penstock.serve.builders import versions as versions_of
 from penstock.serve.control import application, stored_fleet
 from penstock.serve.control.desired import DesiredStates
 from penstock.serve.control.fleet import APPLIED, APPLYING, SUPERSEDED, FleetVersions, _not_here
+from penstock.serve.router.router import LLMRouter
 
 START = {"gateway": {"api_key": "a-secret-of-the-command"}}
 
@@ -212,14 +223,24 @@ async def test_what_becomes_of_an_apply_is_written_once_the_disk_has_room(
     await until(lambda: versions.history()[0].outcome == "failed: no room.")
 
 
-async def test_an_apply_that_lacks_only_adapters_is_applied_once_they_are_there(
-    file: Path, monkeypatch: pytest.MonkeyPatch, patched
+@pytest.mark.parametrize(
+    ("of", "said"),
+    [
+        ("replicas", "a replica of 'a' keeps its adapters"),
+        ("gateways", "a gateway stays as it was, and tries again: no keys"),
+    ],
+)
+async def test_an_apply_whose_processes_try_again_is_applied_once_they_could(
+    file: Path, monkeypatch: pytest.MonkeyPatch, patched, of: str, said: str
 ):
     def adapters() -> tuple[list[str], list[str]]:
-        return [], [f"a replica of '{model}' keeps its adapters" for model in missing]
+        return [], [f"a replica of '{model}' keeps its adapters" for model in missing if of == "replicas"]
+
+    def gateways() -> list[str]:
+        return ["no keys" for _ in missing if of == "gateways"]
 
     def versions() -> FleetVersions:
-        return Deployed(DesiredStates(file).connection, "app", adapters=adapters)
+        return Deployed(DesiredStates(file).connection, "app", gateways, adapters=adapters)
 
     missing = ["a"]
     patched("penstock.serve.control.application.state", lambda _: ("RUNNING", {}))
@@ -228,7 +249,7 @@ async def test_an_apply_that_lacks_only_adapters_is_applied_once_they_are_there(
     first = versions()
     first._add("ci", "a live", APPLYING, {}, {}, {})
     first.resume()
-    await until(lambda: first.history()[0].outcome == "failed: a replica of 'a' keeps its adapters")
+    await until(lambda: first.history()[0].outcome == f"failed: {said}")
     first.close()
     second = versions()
     second.resume()
@@ -491,7 +512,53 @@ def test_an_apply_is_followed_to_where_the_gateway_is_then(
     planned = {**PLANNED, "gateway": [{"path": path, "before": before, "after": after, "cost": "gateway"}]}
     target, new = Changing("http://box:8000", "old"), {"gateway": {"admin_key": key}}
     assert apply_planned(target, new, planned) == 0
-    assert (f"The service is at {url} now" in capsys.readouterr().out) == (url != target.url)
+    is_told = f"The service is at {url} now: name it with --url {url}." in capsys.readouterr().out
+    assert is_told == (url != target.url)
+    target = Changing("http://box:8000", "old", wait=0.0)
+    assert apply_planned(target, new, planned) == 0
+    assert (f"`penstock history --url {url}` shows" in capsys.readouterr().out) == (url != target.url)
+
+
+async def test_each_waits_longer_for_a_plan_than_whom_it_asks(monkeypatch: pytest.MonkeyPatch):
+    asked: dict[str, list[float]] = {"control": [], "gateway": []}
+
+    class Control:
+        async def ask(self, _call: str, _arguments: object, limit_s: float) -> None:
+            asked["control"].append(limit_s)
+
+    def answer(_self: object, _method: str, path: str, *_: object, timeout_s: float, **_more: object) -> Any:
+        asked["gateway"].append(timeout_s)
+        return {**PLANNED, "gateway": [], "plan": {**PLANNED, "gateway": [], "is_empty": True}}
+
+    router: Any = SimpleNamespace(_control=Control())
+    for call in ("plan", "apply", "rollback"):
+        await LLMRouter._operate(router, f"fleet/{call}", {})
+    monkeypatch.setattr(Service, "json", answer)
+    target = FleetChange("http://box:8000", wait=0.0)
+    apply_planned(target, fleet("a"), planned(target, fleet("a"), None))
+    rollback(target)
+    plans_of_two_s = 2 * check._TIME_LIMIT_S  # an apply waits for the plan of another one
+    assert len(asked["gateway"]) == len(asked["control"]) == 3
+    assert plans_of_two_s < min(asked["control"]) <= max(asked["control"]) < min(asked["gateway"])
+
+
+async def test_each_waits_longer_for_an_operation_than_whom_it_asks(monkeypatch: pytest.MonkeyPatch):
+    waits: list[float] = []
+
+    class Control:
+        async def ask(self, _call: str, _arguments: object, limit_s: float) -> None:
+            waits.append(limit_s)
+
+    def answer(*_: object, timeout_s: float, **_more: object) -> dict[str, Any]:
+        waits.append(timeout_s)
+        return {"model": "m", "ok": True, "replicas": {}}
+
+    router: Any = SimpleNamespace(_control=Control())
+    await LLMRouter._operate(router, "sleep", {"timeout_s": 7.0})
+    monkeypatch.setattr(Service, "json", answer)
+    _perform(ReplicaTarget("http://box:8000", timeout_s=7.0), "sleep")
+    of_gateway, of_command = waits
+    assert 7.0 < of_gateway < of_command
 
 
 def test_an_apply_that_takes_its_admin_key_away_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch):

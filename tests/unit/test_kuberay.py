@@ -15,8 +15,11 @@ import yaml
 from tests.unit.kuberay_fields import RAY_SERVICE
 
 from penstock.cli.app import app
-from penstock.config import load_configs
+from penstock.config import LLMServingArgs, load_configs
 from penstock.config.schema.env_vars import references_kept
+from penstock.errors import ConfigError
+from penstock.kuberay.manifest import manifest
+from penstock.kuberay.options import Site
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kuberay"
 MANIFESTS = sorted(each for each in FOLDER.glob("*.yaml") if not each.name.endswith(".models.yaml"))
@@ -271,12 +274,53 @@ def test_a_webhooks_secret_comes_from_the_secret(command, capsys):
     [
         {"runtime_env": {"env_vars": {"HF_TOKEN": "hf_secret"}}},
         {"deployment_config": {"ray_actor_options": {"runtime_env": {"env_vars": {"KEY": "hf_secret"}}}}},
+        {"model_loading_config": {"model_id": "echo", "model_source": "https://me:hf_secret@host/m"}},
+        {"lora_config": {"adapters": {"x": "https://host/x?token=hf_secret"}}},
     ],
 )
 def test_a_secret_with_its_value_is_refused(command, capsys, secret):
     told = refusal(command, capsys, {**SIM, **secret})
     assert "penstock-secrets" in told
     assert "hf_secret" not in told
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        {"jobs": {"storage": "s3://me:hf_secret@bucket"}},
+        {
+            "ingress_deployment_config": {
+                "ray_actor_options": {"runtime_env": {"env_vars": {"PAT": "hf_secret"}}}
+            }
+        },
+    ],
+)
+def test_a_secret_beside_the_models_is_refused(command, capsys, secret):
+    told = refusal(command, capsys, {"llm_configs": [SIM], **secret})
+    assert "penstock-secrets" in told
+    assert "hf_secret" not in told
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        {"engine_kwargs": {"hf_token": "hf_secret"}},
+        {"callback_config": {"callback_class": "a:b", "callback_kwargs": {"token": "hf_secret"}}},
+    ],
+)
+def test_a_secret_among_arguments_is_refused(secret):
+    serving = LLMServingArgs.parse({"llm_configs": [{**SIM, "llm_engine": "vllm", **secret}]})
+    with pytest.raises(ConfigError, match=r"token is a secret .* Secret 'penstock-secrets'") as refused:
+        manifest(serving, Site())
+    assert "hf_secret" not in str(refused.value)
+
+
+def test_what_only_has_the_name_of_a_secret_is_none(command):
+    adapters = {"lora_config": {"adapters": {"monkey": "/data/monkey"}}}
+    assert "monkey" in command({**SIM, **adapters})
+    kwargs = {"reasoning_config": {"think_start_token": "<think>"}}
+    serving = LLMServingArgs.parse({"llm_configs": [{**SIM, "llm_engine": "vllm", "engine_kwargs": kwargs}]})
+    assert "think_start_token" in manifest(serving, Site())
 
 
 def test_a_key_of_the_gateway_is_refused(command, capsys):

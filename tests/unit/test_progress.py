@@ -39,6 +39,17 @@ def test_full_socket_does_not_block_the_sender(reader: progress.ProgressReader):
     assert 0 < len(reader.read()) < 10_000
 
 
+def test_a_note_beyond_a_message_is_cut(reader: progress.ProgressReader):
+    progress.note("A file of keys has 2000 faults: " + "\U0001f511" * 10_000)
+    progress.report("demo", "load")
+    cut, after = reader.read()
+    assert (cut.phase[:31], cut.phase[-4:], after.phase) == (
+        "A file of keys has 2000 faults:",
+        " ...",
+        "load",
+    )
+
+
 def test_a_deep_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     deep = tmp_path / ("x" * 200)
     deep.mkdir()

@@ -17,8 +17,7 @@ import yaml
 
 from penstock.config import GatewayConfig, LLMConfig, LLMServingArgs, Settings
 from penstock.config.derive.placement import resolved
-from penstock.config.fleet.document import document
-from penstock.errors import ConfigError
+from penstock.config.fleet.document import document, refuse_in_pods
 from penstock.kuberay import secrets
 from penstock.kuberay.options import CPU_IMAGE, GPU_IMAGE, Site
 from penstock.kuberay.template import part
@@ -44,7 +43,7 @@ def manifest(serving: LLMServingArgs, site: Site) -> str:
     serving: with `${NAME}` where a variable comes from a Secret, as `references_kept` leaves it.
     Raises: ConfigError for a secret in it, or what cannot be placed.
     """
-    secrets.refuse_values(serving.llm_configs, serving.gateway, site.secret)
+    secrets.refuse_values(serving, site.secret)
     groups = worker_groups(serving.llm_configs, site.gpus_per_node)
     site.refuse_unused(group.accelerator_type for group in groups)
     service = _ray_service(serving, site, groups)
@@ -173,11 +172,8 @@ def _on_each_pod(gateways: int) -> dict[str, Any]:
 
 
 def _gateway(gateway: GatewayConfig) -> dict[str, Any]:
-    if "processes" in gateway.model_fields_set:
-        raise ConfigError("gateway.processes: on Kubernetes each pod has one gateway; leave it out.")
-    if gateway.tls is not None:
-        raise ConfigError("gateway.tls: KubeRay asks gateways by plain HTTP; let an Ingress end TLS instead.")
     data = document(gateway)
+    refuse_in_pods(data)
     for name in ("host", "port"):  # the pods' own
         data.pop(name, None)
     if gateway.log_format == "text":  # what it is anyway

@@ -105,7 +105,7 @@ class FleetFile:
     async def __init__(self, file: str, gateway: Mapping[str, Any], app: str = "penstock") -> None:
         """gateway: wins over the file's."""
         json_logs.configure()
-        self._file, self._app, self._start = file, app, StartSettings(gateway)
+        self._file, self._app, self._start = file, app, StartSettings(gateway, in_pods=True)
         self._control = Control(app, file)
         self._files = WatchedFiles([file])
         self._deployed: tuple[Document, dict[str, str | None]] | None = None

@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 from penstock.options import by_fields, option
 
 _FAILED = 1
-_SLACK_S = 10.0
+_SLACK_S = 30.0  # the gateway waits 15 s longer than the operation may take
 
 
 class _Command(TyperCommand):

@@ -21,6 +21,7 @@ from penstock.cli.models.options import Json
 from penstock.errors import ConfigError, Unauthorized, Unavailable, sentence
 from penstock.options import option
 
+_PLANNED_S = 430.0  # a gateway waits 400 s for a plan: engines are asked about their arguments
 _LOOK_S = 0.5
 _LOOK_ANSWER_S = 30.0
 _SILENT_S, _LOST_S = 15.0, 60.0  # without an answer, until that is said, and until it ends
@@ -139,7 +140,7 @@ def _stored(target: AdminTarget, storage: str, version: str | None) -> tuple[dic
 def planned(target: AdminTarget, fleet: dict[str, Any], file: str | None) -> dict[str, Any]:
     """The service's plan of a fleet. file: where it was read. Raises: Error, with places in the file."""
     try:
-        return target.ask("POST", "fleet/plan", {"fleet": fleet})
+        return target.ask("POST", "fleet/plan", {"fleet": fleet}, _PLANNED_S)
     except ConfigError as error:
         if file is None:
             raise
@@ -168,7 +169,7 @@ def apply_planned(target: FleetChange, fleet: dict[str, Any], planned: dict[str,
         return 0
     body = {"fleet": fleet, "who": _who(), "take_over": target.take_over} | ({"what": what} if what else {})
     match = {"if-match": f'"{planned["version"]}"'}
-    version = target.ask("PUT", "fleet", body, **match)["version"]
+    version = target.ask("PUT", "fleet", body, _PLANNED_S, **match)["version"]
     return _followed(target, version, planned["gateway"], fleet.get("gateway", {}).get("admin_key"))
 
 
@@ -180,7 +181,7 @@ def rollback(
 ) -> int:
     """Apply an earlier version of the fleet again. `penstock history` shows them."""
     body = {"who": _who(), "take_over": target.take_over} | ({} if version is None else {"version": version})
-    found = target.ask("POST", "fleet/rollback", body)
+    found = target.ask("POST", "fleet/rollback", body, _PLANNED_S)
     _show(found["plan"])
     gateway = found["plan"]["gateway"]
     return 0 if found["plan"]["is_empty"] else _followed(target, found["version"], gateway)
@@ -283,10 +284,12 @@ def _followed(
     """
     print(f"Applying version {version}.")
     moved = replace(target, url=_url_after(target.url, gateway), admin_key=key or target.admin_key)
+    where = "" if moved.url == target.url else f" --url {moved.url}"
+    shows = f"`penstock history{where}` shows the outcome"
     try:
-        return _waited(target, moved, version)
+        return _waited(target, moved, version, shows)
     except KeyboardInterrupt:
-        print(f"Version {version} goes on being applied; `penstock history` shows the outcome.")
+        print(f"Version {version} goes on being applied; {shows}.")
         raise
 
 
@@ -305,10 +308,12 @@ def _url_after(url: str, gateway: Sequence[Mapping[str, Any]]) -> str:
     return parts._replace(scheme=scheme, netloc=f"{host}:{port}" if port else host).geturl()
 
 
-def _waited(target: FleetChange, moved: FleetChange, version: int) -> int:
-    """Says what holds it up, and its outcome. Returns the exit code. moved: the same after the change."""
+def _waited(target: FleetChange, moved: FleetChange, version: int, shows: str) -> int:
+    """Says what holds it up, and its outcome. Returns the exit code. moved: the same after the change.
+    shows: which command shows the outcome later.
+    """
     shown: set[str] = set()
-    began_at = target.url
+    began_at, then = target.url, moved.url
     heard = time.monotonic()
     deadline = heard + target.wait
     while time.monotonic() < deadline:
@@ -318,9 +323,7 @@ def _waited(target: FleetChange, moved: FleetChange, version: int) -> int:
             rows = target.ask("GET", "fleet/history", None, _LOOK_ANSWER_S)["data"]
         except Unauthorized as error:
             if moved.admin_key == target.admin_key or time.monotonic() - heard > _LOST_S:
-                raise Unauthorized(
-                    f"{error} Version {version} goes on being applied; `penstock history` shows the outcome."
-                ) from error
+                raise Unauthorized(f"{error} Version {version} goes on being applied; {shows}.") from error
             target, moved = moved, target
             continue
         except Unavailable as error:  # the gateway restarts, or it says that control does
@@ -332,8 +335,7 @@ def _waited(target: FleetChange, moved: FleetChange, version: int) -> int:
             elif silent_s > _LOST_S:
                 raise Unavailable(
                     f"Nothing has answered at {began_at} for {_LOST_S:g} s: the service has ended, or "
-                    f"cannot be reached. What became of version {version}, `penstock history` shows when it "
-                    "answers again."
+                    f"cannot be reached. Once it answers again, {shows} of version {version}."
                 ) from error
             elif silent_s > _SILENT_S and "" not in shown:
                 shown.add("")
@@ -349,8 +351,8 @@ def _waited(target: FleetChange, moved: FleetChange, version: int) -> int:
             return _FAILED
         if one["outcome"] != "applying":
             print(f"Version {version}: {sentence(one['outcome'])}")
-            if target.url != began_at:
-                print(f"The service is at {target.url} now.")
+            if (url := then if one["outcome"] == "applied" else target.url) != began_at:
+                print(f"The service is at {url} now: name it with --url {url}.")
             if one["outcome"].startswith("failed"):
                 print("`penstock rollback` goes back to the last version that was applied.")
             return 0 if one["outcome"] == "applied" else _FAILED
@@ -358,5 +360,5 @@ def _waited(target: FleetChange, moved: FleetChange, version: int) -> int:
             if text not in shown:
                 shown.add(text)
                 print(f"    {text}")
-    print("It goes on; `penstock history` shows the outcome." if target.wait else "It goes on.")
+    print(f"It goes on; {shows}." if target.wait or then != began_at else "It goes on.")
     return _FAILED if target.wait else 0

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from penstock.cli.client.fleet import FleetChange, apply_planned
+from penstock.cli.client.fleet import FleetChange, apply_planned, planned
 from penstock.cli.client.service import Service
 from penstock.cli.models.options import Arguments, Engine
 from penstock.errors import ConfigError
@@ -132,24 +132,24 @@ def _apply(target: FleetChange, name: str, file: Path | None, edit: Callable[[st
     before = _text(target, file)
     text = edit(before)
     fleet = _fleet(text, file)
-    planned = target.ask("POST", "fleet/plan", {"fleet": fleet})
+    found = planned(target, fleet, None)
     others = [
         one["model"]
-        for one in planned["models"]
+        for one in found["models"]
         if one["action"] != "unchanged" and one["model"].partition("@")[0] != name.partition("@")[0]
     ]
-    others += [f"gateway.{change['path']}" for change in planned["gateway"]]
+    others += [f"gateway.{change['path']}" for change in found["gateway"]]
     if others:
         raise ConfigError(
             f"The fleet would change beside {name!r}, too: {', '.join(others)}. Its file and what runs are "
             "not the same: look at `penstock plan`, and apply that first."
         )
-    code = apply_planned(target, fleet, planned)
+    code = apply_planned(target, fleet, found)
     if code == 0 and file is None:
         print(f"No file says so, and the next start forgets it. The fleet as a file:\n\n{text}", end="")
     if file is None or code:
         return code
-    if not (target.wait or planned["is_empty"]):
+    if not (target.wait or found["is_empty"]):
         print(f"{file} stays as it is, as nothing waits to see whether that succeeds. {todo}")
         return code
     try:

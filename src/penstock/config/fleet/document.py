@@ -19,6 +19,11 @@ from penstock.errors import ConfigError
 Document = dict[str, Any]
 
 _KEYS = ("api_key", "admin_key")
+_OF_PODS = {
+    "processes": "on Kubernetes each pod has one gateway; leave it out.",
+    "tls": "KubeRay asks gateways by plain HTTP; let an Ingress end TLS instead.",
+}
+"""Fields of the gateway that its pods decide, and why."""
 _SHARE = 0.001  # of Ray's unit resource of a node: ties an actor to it and limits nobody
 
 
@@ -40,7 +45,8 @@ class StartSettings:
 
     gateway: options of the command, which win over a file's. defaults: of the gateway, which a file's win
     over. node: Ray's resource of the gateway's node, "" for any. variables: in the environment of every
-    process. environment: of the process that builds the application.
+    process. environment: of the process that builds the application. in_pods: whether KubeRay has made the
+    nodes.
     """
 
     gateway: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -48,12 +54,23 @@ class StartSettings:
     node: str = ""
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    in_pods: bool = False
 
     def applied(self, fleet: Document) -> LLMServingArgs:
         """The fleet as it is deployed. Raises: ConfigError."""
-        gateway = {**self.defaults, **fleet.get("gateway", {}), **self.gateway}
+        given = fleet.get("gateway", {})
+        if self.in_pods:
+            refuse_in_pods(given)
+        gateway = {**self.defaults, **given, **self.gateway}
         serving = LLMServingArgs.parse({**fleet, "gateway": gateway})
         return as_guest(serving, self.node, self.variables) if self.node else serving
+
+
+def refuse_in_pods(gateway: Document) -> None:
+    """Raises: ConfigError for what cannot be said of a gateway on Kubernetes."""
+    faults = [f"gateway.{name}: {why}" for name, why in _OF_PODS.items() if gateway.get(name) is not None]
+    if faults:
+        raise config_error(faults)
 
 
 def as_guest(serving: LLMServingArgs, node: str, variables: Mapping[str, str]) -> LLMServingArgs:

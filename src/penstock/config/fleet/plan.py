@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -125,11 +125,8 @@ def plan(
         _model(old.get(name), new.get(name), restarts, nodes, room) for name in dict.fromkeys([*old, *new])
     ]
     now, then = ({name: _gpus(config, nodes) for name, config in fleet.items()} for fleet in (old, new))
-    gpus = (
-        sum(now.values()),
-        sum(then.values()),
-        sum(max(now.get(one.model, 0), then.get(one.model, 0)) + one.surge * one.gpus for one in models),
-    )
+    most = (max(now.get(one.model, 0), then.get(one.model, 0)) + one.surge * one.gpus for one in models)
+    gpus = _total(now.values()), _total(then.values()), _total(most)
     capacity = sum(node.get("GPU", 0) for node in nodes) if nodes is not None else None
     faults, notes = list[str](), list[str]()
     if capacity is not None and gpus[1] > capacity:
@@ -144,6 +141,10 @@ def plan(
             f"At the most {gpus[2]:g} GPUs would be in use and the cluster has {capacity:g}: new replicas "
             "wait until those that are removed have gone."
         )
+    if (port := after.gateway.port) != before.gateway.port:
+        has_files = after.jobs is not None and after.jobs.storage is None
+        kept = f"usage, budgets, the audit log{', files and batches' if has_files else ''}"
+        notes.append(f"At port {port} these begin anew, which a service keeps by its port: {kept}.")
     return FleetPlan(models, whole, restarts, gpus, capacity, faults, notes)
 
 
@@ -241,6 +242,11 @@ def _needs(config: LLMConfig, nodes: Nodes | None) -> Mapping[str, float]:
     """What one replica reserves."""
     bundles = reserved(config.get_serve_options(nodes=nodes))
     return {unit: sum(bundle.get(unit, 0) for bundle in bundles) for unit in _UNITS}
+
+
+def _total(parts: Iterable[float]) -> float:
+    """As Ray counts resources: in parts of 1/10,000. Three GPUs as 0.2 and 0.4 and 0.6 are no more than 3."""
+    return round(sum(parts), 4)
 
 
 def _gpus(config: LLMConfig, nodes: Nodes | None) -> float:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Optional, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from penstock.config.messages.location import Location
 from penstock.config.messages.problems import CheckedDict
+from penstock.config.schema.env_vars import with_variables
 from penstock.config.schema.request_router import RequestRouterOptions
 from penstock.config.schema.strict import StrictModel, optional, setting
 
@@ -100,7 +101,8 @@ class RuntimeEnv(StrictModel):
     rocprof_sys: Any = optional("Profile with rocprof-sys.")
 
 
-Environment = Annotated[dict[str, Any], CheckedDict(RuntimeEnv)]
+_Checked = Annotated[dict[str, Any], CheckedDict(RuntimeEnv)]
+Environment = Annotated[_Checked, AfterValidator(with_variables)]
 
 
 class ActorOptions(StrictModel):
@@ -110,7 +112,7 @@ class ActorOptions(StrictModel):
     num_gpus: float | None = optional("GPUs of the replica's own actor.", ge=0)
     memory: float | None = optional("Heap memory, in bytes.", ge=0)
     resources: dict[str, float] = setting({}, "Custom resources.")
-    runtime_env: Environment = setting({}, "Runs under LLMConfig.runtime_env, which wins key by key.")
+    runtime_env: _Checked = setting({}, "Runs under LLMConfig.runtime_env, which wins key by key.")
     label_selector: dict[str, str] | None = optional("Labels that a node must have.")
     fallback_strategy: list[dict[str, Any]] | None = optional("Softer label selectors.")
     accelerator_type: Annotated[
@@ -184,7 +186,17 @@ class DeploymentOptions(StrictModel):
         raise ValueError("num_replicas and autoscaling_config exclude each other; give one of them.")
 
 
+def with_variables_of_actor(options: dict[str, Any]) -> dict[str, Any]:
+    """The same with the variables of its actor's environment. Raises: ValueError as `with_variables`."""
+    actor: Mapping[str, Any] = options.get("ray_actor_options") or {}
+    if not (environment := actor.get("runtime_env")):
+        return options
+    return {**options, "ray_actor_options": {**actor, "runtime_env": with_variables(environment)}}
+
+
 Deployment = Annotated[dict[str, Any], CheckedDict(DeploymentOptions)]
+ReplicaDeployment = Annotated[Deployment, AfterValidator(with_variables_of_actor)]
+"""Of processes that get secrets past Serve's state, which shows the options of deployments."""
 
 
 def checked_options(given: Mapping[str, Any], name: str) -> dict[str, Any]:

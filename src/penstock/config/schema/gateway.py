@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, cast
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator, model_validator
@@ -150,6 +151,15 @@ class GatewayConfig(RootConfig):
     )
     wait_for_replica_s: float = setting(30.0, "How long a request waits while no replica is there.", ge=0)
     log_format: Literal["text", "json"] = setting("text", "Form of the log lines.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_port(cls, values: Any) -> Any:
+        """`port:` without a number names none, as where it is left out."""
+        if isinstance(values, Mapping):
+            entries = cast("Mapping[str, Any]", values)
+            return {name: one for name, one in entries.items() if name != "port" or one is not None}
+        return values
 
     @model_validator(mode="after")
     def _two_keys(self) -> Self:

@@ -15,14 +15,14 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from penstock.config.messages.location import Location
 from penstock.config.messages.problems import CheckedDict, unknown
-from penstock.config.schema.deployment import Deployment, Environment
-from penstock.config.schema.env_vars import layered, with_variables
+from penstock.config.schema.deployment import Environment, ReplicaDeployment
+from penstock.config.schema.env_vars import layered
 from penstock.config.schema.prefill import OVERRIDES, PrefillConfig
 from penstock.config.schema.processing import (
     ClassOrPath,
     Hook,
+    OwnPreprocessor,
     PostprocessorOptions,
-    PreprocessorOptions,
 )
 from penstock.config.schema.request_router import is_ours, prefix_options, router_class, router_name
 from penstock.config.schema.routing import DEFAULT_POLICY, Policy, RoutingConfig
@@ -123,7 +123,7 @@ class LLMConfig(RootConfig):
     )
     accelerator_type: str | None = optional("Ray's name of the GPU type (A10G, L4, H100, ...).", min_length=1)
     accelerator_config: AcceleratorConfig | None = optional("CPU or GPU.")
-    deployment_config: Deployment = setting({}, "Options of Ray Serve's deployment.")
+    deployment_config: ReplicaDeployment = setting({}, "Options of Ray Serve's deployment.")
     routing_policy: Policy = setting(
         DEFAULT_POLICY,
         "Which replica gets a request: `prefix_affinity`, `session_affinity`, "
@@ -148,7 +148,7 @@ class LLMConfig(RootConfig):
         "Your own code before the engine: a class, a function or its path `my_module:Name`. "
         "See docs/serve/preprocessing.md."
     )
-    preprocessor_options: Annotated[dict[str, Any], CheckedDict(PreprocessorOptions)] | None = optional(
+    preprocessor_options: OwnPreprocessor | None = optional(
         "Options of its own deployment; without any, or with `arguments` alone, it runs in the replica."
     )
     postprocessor: Hook = optional("Your own code after the engine, named in the same way.")
@@ -195,11 +195,6 @@ class LLMConfig(RootConfig):
             if name in ELSEWHERE:
                 raise AttributeError(f"LLMConfig has no '{name}': {ELSEWHERE[name]}")
             return super().__getattr__(name)
-
-    @field_validator("runtime_env")
-    @classmethod
-    def _from_the_environment(cls, environment: dict[str, Any] | None) -> dict[str, Any] | None:
-        return with_variables(environment) if environment else environment
 
     @field_validator("llm_engine")
     @classmethod

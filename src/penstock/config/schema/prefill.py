@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import field_validator
 
-from penstock.config.schema.deployment import Deployment, Environment
+from penstock.config.schema.deployment import Environment, ReplicaDeployment
 from penstock.config.schema.sections import AcceleratorConfig, EngineArguments, PlacementGroup
 from penstock.config.schema.strict import RootConfig, optional, setting
 
@@ -23,7 +23,9 @@ class PrefillConfig(RootConfig):
     engine_kwargs: EngineArguments = setting({}, "Arguments of the prefill engines, all of them.")
     accelerator_type: str | None = optional("Ray's name of the GPU type.", min_length=1)
     accelerator_config: AcceleratorConfig | None = optional("CPU or GPU.")
-    deployment_config: Deployment = setting({}, "Options of Ray Serve's deployment, such as `num_replicas`.")
+    deployment_config: ReplicaDeployment = setting(
+        {}, "Options of Ray Serve's deployment, such as `num_replicas`."
+    )
     placement_group_config: PlacementGroup | None = optional("Workers' resources.")
     runtime_env: Environment | None = optional("Ray's runtime environment of the replicas.")
 

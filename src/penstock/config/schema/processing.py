@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-from penstock.config.schema.deployment import DeploymentOptions
+from penstock.config.messages.problems import CheckedDict
+from penstock.config.schema.deployment import DeploymentOptions, with_variables_of_actor
 from penstock.config.schema.strict import StrictModel, setting
 
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -24,6 +25,11 @@ class PreprocessorOptions(DeploymentOptions):
     timeout_s: float = setting(
         60.0, "How long a request waits for the deployment's answer, tries included.", gt=0
     )
+
+
+OwnPreprocessor = Annotated[
+    dict[str, Any], CheckedDict(PreprocessorOptions), AfterValidator(with_variables_of_actor)
+]
 
 
 class PostprocessorOptions(StrictModel):

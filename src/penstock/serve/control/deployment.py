@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import sqlite3
 import time
@@ -17,6 +18,8 @@ from typing import Any
 import msgspec
 import ray
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 
 from penstock import json_logs
 from penstock.asgi import Receive, Scope, Send, read_body
@@ -52,6 +55,8 @@ from penstock.serve.tenancy import organization
 from penstock.serve.tenancy.prices import NANO
 from penstock.serve.tenancy.store import UsageStore, since_s, usage_file
 from penstock.serve.tenancy.usage import Settlement
+
+log = logging.getLogger(__name__)
 
 
 class LLMControl:
@@ -164,6 +169,9 @@ class LLMControl:
             await send_error(send, error, path)
         except sqlite3.Error as error:  # as of a full disk
             await send_error(send, Unavailable(f"Control cannot use its database: {error}."), path)
+        except (RayError, RayServeException) as error:  # its controller restarts
+            log.info("Ray Serve cannot be asked for %s", path, exc_info=error)
+            await send_error(send, Unavailable("Ray Serve does not answer; try again in a moment."), path)
         except asyncio.CancelledError:  # it ends while Serve is asked, and the next control answers
             await send_error(send, Unavailable("Control restarts; try again in a moment."), path)
             raise

@@ -55,7 +55,7 @@ _GONE = ("DELETING", "NOT_STARTED")
 _SERVE_RESTARTS = (RayError, RayServeException)  # its controller does
 _KEEP = 50
 _LOOK_S = 0.5
-_LOOK_AGAIN_S = 5.0  # whether replicas have taken over adapters that they could not
+_LOOK_AGAIN_S = 5.0  # whether gateways and replicas have taken over what they could not
 _SILENCE_S = 60.0  # of storage, until the history says so
 _COLUMNS = "version, at, who, what, outcome"
 _TABLES = """
@@ -72,8 +72,8 @@ Deployments = Mapping[str, str | None]
 
 _UNSTORED = "not stored at first"
 _NEXT_START = "The next start takes the files again, as they are then."
-_ADAPTERS_KEPT = "failed: a replica of "  # as `Followers.adapters` goes on
-_NOT_TAKEN_OVER = "failed: a gateway stays as it was, and tries again: "
+_GATEWAY = "a gateway stays as it was, and tries again: "
+_TRIED_AGAIN = (f"failed: {_GATEWAY}", "failed: a replica of ")  # as `Followers.adapters` goes on
 _UNKNOWN = (
     "The fleet of this service is not known: it still starts, or a program has deployed it. Services that "
     "`penstock serve` or the manifest of `penstock kuberay` started can be changed by a file."
@@ -392,7 +392,7 @@ class FleetVersions:
 
     def resume(self) -> None:
         """Goes on with what an earlier control began. It ends when followers have had time to report here."""
-        if (known := self.history()) and known[0].outcome.startswith((APPLYING, _ADAPTERS_KEPT)):
+        if (known := self.history()) and known[0].outcome.startswith((APPLYING, *_TRIED_AGAIN)):
             log.info("Applying version %d of the fleet, which an earlier control began.", known[0].version)
             self._applying = asyncio.create_task(self._apply(known[0].version, GONE_S))
         self._store()
@@ -427,7 +427,8 @@ class FleetVersions:
 
     async def _apply(self, version: int, wait_s: float = 0.0) -> None:
         """To its end, or until it is cancelled. Serve keeps replicas whose version is the same, so that it
-        can be done again. Where replicas only keep their adapters and try again, it ends when they could.
+        can be done again. Where gateways or replicas stay as they were and try again, it ends when they
+        could.
 
         wait_s: for gateways and replicas to report, before a control that is new knows what they say of it.
         """
@@ -447,7 +448,7 @@ class FleetVersions:
                 if status == "RUNNING":
                     late, kept = self._adapters()
                     if why := " ".join(self._gateway_faults()):
-                        return await self._ended(version, f"{_NOT_TAKEN_OVER}{why}", said)
+                        kept = [f"{_GATEWAY}{why}", *kept]
                     if kept and said == APPLYING:
                         said = f"failed: {' '.join(kept)}"
                         await self._ended(version, said)

@@ -42,6 +42,8 @@ _FLEET_CALLS = {
     f"{FLEET}/apply": ("fleet", "who", "what", "take_over"),
     f"{FLEET}/rollback": ("version", "who", "take_over"),
 }
+PLANNED = frozenset(call for call, names in _FLEET_CALLS.items() if names)
+"""Those that make a plan, for which engines are asked about their arguments."""
 
 
 def fleet_call(

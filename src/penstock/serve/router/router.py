@@ -31,7 +31,7 @@ from penstock.serve.control.state import TIMEOUT_S
 from penstock.serve.control.updates import Updates
 from penstock.serve.fleet import membership
 from penstock.serve.fleet.table import Table
-from penstock.serve.gateway.admin import FLEET, ORGANIZATION, STATUS, USAGE
+from penstock.serve.gateway.admin import FLEET, ORGANIZATION, PLANNED, STATUS, USAGE
 from penstock.serve.gateway.app import Gateway
 from penstock.serve.gateway.body import Fields
 from penstock.serve.gateway.catalogue import LiveState
@@ -60,7 +60,8 @@ _KNOWN_S, _LOOK_S = 1.0, 0.02
 """How long a gateway that starts waits to know its replicas. Until then `/health` would answer 503."""
 
 _STATUS_S = 15.0  # for an answer by control that waits for no replica
-_FLEET_S = 120.0  # engines are asked about their arguments
+_FLEET_S = 120.0
+_PLANNED_S = 400.0  # vLLM may take three minutes to check arguments, and another apply's come first
 _START_S = 60.0  # for a replica that Serve starts to say so
 _WAKE_S = 2 * TIMEOUT_S + 60.0  # one model goes to sleep, and another one wakes
 _LINGER_S = 1.0  # a client with less between two requests loses none when the gateway ends
@@ -204,7 +205,8 @@ class LLMRouter:
         if operation in (STATUS, USAGE, ORGANIZATION):
             return await self._control.ask(operation, arguments, _STATUS_S)
         if operation.startswith(FLEET):
-            return await self._control.ask(operation, arguments, _FLEET_S)
+            limit_s = _PLANNED_S if operation in PLANNED else _FLEET_S
+            return await self._control.ask(operation, arguments, limit_s)
         limit_s = arguments.get("timeout_s", TIMEOUT_S) + _STATUS_S
         return await self._control.ask("perform", {"operation": operation, **arguments}, limit_s)
 
