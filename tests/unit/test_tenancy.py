@@ -503,15 +503,48 @@ def test_a_later_process_reads_what_is_on_disk(tmp_path: Path):
         second.settle(Settlement("p", 1, []))
 
 
-def test_a_stream_that_reports_its_usage_all_the_time_is_not_kept():
+def metered(asked: Asked) -> RequestMeter:
     keys = table(KeyConfig(tenant="a", name="k", hash=hashed("k" * 20)))
     grant = keys.find(b"k" * 20, 0.0)
-    meter = RequestMeter(grant, Asked(10, None, streams=True), 0.0, (266, 0), 0, "", "default")
+    assert grant is not None
+    return RequestMeter(grant, asked, 0.0, (266, 0), 0, "", "default")
+
+
+def test_a_stream_that_reports_its_usage_all_the_time_is_not_kept():
+    meter = metered(Asked(10, None, streams=True))
     meter.stream(b'data: {"message":{"usage":{"input_tokens":9,"cache_read_input_tokens":4}}}\n\n')
     for tokens in range(1, 2001):
         meter.stream(b'data: {"usage":{"output_tokens":%d}%s}\n\n' % (tokens, b" " * 900))
     assert meter.tokens(answered=True) == (13, 4, 2000, 0, 0)
     assert sum(map(len, meter._found)) < 4096
+
+
+@pytest.mark.parametrize(
+    "repeated",
+    [
+        b'"user":"usage"',  # of Responses
+        b'"prompt_logprobs":[null,{"7":{"logprob":-1.5,"rank":1,"decoded_token":"usage"}}]',  # of chat
+        b'"metadata":{"usage":"0"},"top_logprobs":[{"usage":-0.5}]',
+    ],
+)
+def test_what_an_answer_repeats_of_its_request_hides_no_usage(repeated: bytes):
+    answer = b'{"output":[],"usage":{"input_tokens":9,"output_tokens":4000},%b}' % repeated
+    for size in (*range(1, 20), len(answer)):
+        whole = metered(Asked(10, 5000))
+        for at in range(0, len(answer), size):
+            whole.whole(answer[at : at + size])
+        assert whole.tokens(answered=True) == (9, 0, 4000, 0, 0)
+    stream = metered(Asked(10, 5000, streams=True))
+    stream.stream(b'data: {"response":{"usage":null,%b}}\n\n' % repeated)
+    stream.stream(b'data: {"response":%b}\n\n' % answer)
+    assert stream.tokens(answered=True) == (9, 0, 4000, 0, 0)
+
+
+def test_an_answer_in_the_background_has_no_usage_whatever_its_tools_are():
+    meter = metered(Asked(10, 5000))
+    meter.whole(b'{"tools":[{"usage":{"input_tokens":1,"output_tokens":1}}],')
+    meter.whole(b'"usage":null,"user":"usage"}')
+    assert meter.tokens(answered=True) == (10, 0, 256, 0, 0)
 
 
 # -- as OpenAI's clients read it

@@ -21,6 +21,8 @@ RESUMABLE = b"x-penstock-resumable"
 """Header of a response: its stream can be continued, by a replica that is told this value."""
 CONTINUE = b"x-penstock-continue"
 """Header of a request that continues a stream: numbers of pieces, groups and bytes, then that value."""
+CONTINUED = b"x-penstock-continued"
+"""Header of a response: it goes on with the tokens that came with its request."""
 
 _MOST_BYTES = 1 << 20  # of one stream's records: some 200,000 tokens
 _MOST_IN_ALL = 256 << 20  # of all streams of a gateway

@@ -22,7 +22,7 @@ from penstock.serve.gateway.telemetry import timing
 from penstock.serve.routing.policy import RoutingRequest
 from penstock.transport import link
 from penstock.transport.connection import Head, ReplicaConnection
-from penstock.transport.continuation import RESUMABLE, StreamRecord
+from penstock.transport.continuation import CONTINUED, RESUMABLE, StreamRecord
 from penstock.transport.headers import to_client
 from penstock.transport.pool import Pool
 
@@ -35,9 +35,6 @@ TOGETHER_S = 1.5
 """Replicas that fail within this time have one cause, such as their node, and once that is not
 the request. The links of a node fall silent within the time between two reports.
 """
-
-_CONTINUED = (b"x-penstock-continued", b"1")
-"""Header of an answer with which a second replica went on. Of a stream it would come too late."""
 
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _MOST_HELD_BYTES = 1 << 20
@@ -287,9 +284,9 @@ async def _start_response(head: Head, piece: bytes, stream: OpenStream) -> None:
         ) from RuntimeError(f"the engine answered {head.status}: {piece[:_LOGGED_BYTES]!r}")
     if reply.has_fallback and head.status in _CANNOT_NOW:
         raise EngineFailed(f"The engine answered {head.status}.")
-    if stream.given and head.status == 200:
+    if (goes_on := head.header(CONTINUED)) is not None and head.status == 200:
         stream.count()
-        reply.more = [*reply.more, _CONTINUED]
+        reply.more = [*reply.more, (CONTINUED, goes_on)]  # of a stream it would come too late
     stream.record.origin = head.header(RESUMABLE) or b""
     (stream.request.body.spare if stream.record.origin else stream.request.body.drop)()
     await reply.start(head.status, to_client(head.headers))

@@ -33,7 +33,7 @@ from penstock.request_context import (
 )
 from penstock.transport import continuation, link
 from penstock.transport.connection import STREAM
-from penstock.transport.continuation import RESUMABLE, Group, Origin
+from penstock.transport.continuation import CONTINUED, RESUMABLE, Group, Origin
 from penstock.transport.multiplexer import StreamSender
 
 _DYING_S = 0.3  # errors raised within this time before the engine dies are attributed to its death
@@ -65,6 +65,7 @@ class EngineResponse:
     _dropped: int = 0
     handed: int = 0
     started: bool = False
+    _continues: bool = False
     _void: bool = False
     _admitted_to: str = field(init=False)  # the version of the weights then
     _recorded: list[Group | None] = field(default_factory=list[Group | None])
@@ -87,6 +88,7 @@ class EngineResponse:
 
     def continues(self, adapter: str, weights: str) -> None:
         """The tokens before were made with these."""
+        self._continues = True
         self._tokens.adapter, self._tokens.weights = adapter, weights
 
     async def send(self, message: Message) -> None:
@@ -172,6 +174,8 @@ class EngineResponse:
         fields = [(b"server-timing", self._timing(is_event_stream(start)))]
         if (version := self._weights()) != DEFAULT_WEIGHTS:
             fields.append((link.WEIGHTS, version.encode()))
+        if self._continues and not self._tokens.forgotten:
+            fields.append((CONTINUED, b"1"))
         if self._sender is not None and not self._sender.closed and is_event_stream(start):
             fields.append((STREAM, b"%d" % self._number))
             if self._origin is not None and self._is_resumable():

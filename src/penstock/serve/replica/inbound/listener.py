@@ -211,8 +211,9 @@ class Listener:
         if origin is not None:
             created.set(origin.created)
             id_seed.set(origin.seed)
-        replica_id = origin.replica if origin is not None else self.address.replica_id
-        current_replica.set(keeper_name(replica_id, tenant.decode()))
+        sent = given.pieces if given is not None else 0
+        keeper = origin.replica if origin is not None and sent else self.address.replica_id
+        current_replica.set(keeper_name(keeper, tenant.decode()))
         tier.set(work)
         tags, tag = self._tags[work], None
         if share:
@@ -233,7 +234,7 @@ class Listener:
         response = EngineResponse(
             *(send, sender, number, self._source.weights, scope["path"], work, first_token),
             origin,
-            given.pieces if given is not None else 0,
+            sent,
             take,
         )
         response.accompany()
