@@ -8,6 +8,7 @@ import random
 import sqlite3
 import time
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -690,6 +691,33 @@ def test_three_gateways_keep_a_limit_and_use_it(store: UsageStore, patched, load
     minutes = [sum(passed[start : start + 60]) for start in range(seconds - 59)]
     assert max(minutes) <= 1.03 * limit
     assert sum(passed) >= 0.95 * 5 * limit
+
+
+@pytest.mark.parametrize("sizes", [(18, 18, 18, 18), (54, 54), (30, 0.05, 0.05)])
+def test_gateways_keep_a_limit_for_requests_that_are_larger_than_their_parts(
+    store: UsageStore, patched, sizes: tuple[float, ...]
+):
+    """Of 60, asked for again as clients do: all but the first, which each may begin with. All have turns."""
+    seconds, clock = 240, 1000.0
+    patched(time, "monotonic", lambda: clock)
+    gateways = [Process(store, tokens_per_minute=60_000) for _ in sizes]
+    passed = [[0] * seconds for _ in sizes]
+    for one in (*gateways, *gateways):
+        one.clock = clock
+        one.settle()
+    for half in range(seconds * 2):
+        clock = 1000.0 + half / 2
+        for one, size, had in zip(gateways, sizes, passed, strict=True):
+            one.clock = clock
+            with suppress(Overloaded):
+                one.use(round(size * 1000))
+                had[half // 2] += round(size * 1000)
+            if half % 2:
+                one.settle()
+    minutes = [sum(sum(had[begin : begin + 60]) for had in passed) for begin in range(61, seconds - 59)]
+    assert max(minutes) <= 1.03 * 60_000
+    assert sum(sum(had[61:]) for had in passed) >= 0.6 * 60_000 * (seconds - 61) / 60
+    assert all(sum(had[61:]) > 0 for had in passed)
 
 
 @pytest.mark.parametrize("is_gateway", [True, False])
