@@ -87,7 +87,7 @@ class JobsServed:
                 raise ModelNotFound(f"There is no model {name!r}; served is 'm'.", param="model")
             return "m", ""
 
-        def pool(models: Sequence[str], standing: Standing, tenant: str) -> WorkerPool:
+        def pool(record: BatchRecord, standing: Standing, resolve: Resolve) -> WorkerPool:
             return InProcessPool(self._backend)
 
         def resolve_only(names: Sequence[str]) -> Resolve:

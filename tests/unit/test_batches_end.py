@@ -35,10 +35,11 @@ from penstock.jobs.files import FileStore
 from penstock.jobs.owner import Owner
 from penstock.jobs.records import BatchRecord, FileRecord
 from penstock.jobs.replicas import Fleet
-from penstock.jobs.runner import RunningBatch
+from penstock.jobs.runner import MakePool, RunningBatch
 from penstock.jobs.service import JobService
 from penstock.jobs.storage import JobStorage
 from penstock.jobs.turns import Standing
+from penstock.jobs.validation import Resolve
 from penstock.openai.errors import envelope
 
 pytestmark = pytest.mark.parity("X2")
@@ -61,7 +62,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
-def engine(models: Sequence[str], standing: Standing, tenant: str) -> WorkerPool:
+def engine(record: BatchRecord, standing: Standing, resolve: Resolve) -> WorkerPool:
     return InProcessPool(lambda: InProcessEngine(CONFIG))
 
 
@@ -71,11 +72,12 @@ class Service:
     def __init__(
         self,
         folder: Path,
-        pool: Callable[[Sequence[str], Standing, str], WorkerPool] = engine,
-        resolve: Callable[[str | None, bytes], tuple[str, str]] = lambda model, body: ("m", ""),
+        pool: MakePool = engine,
+        resolve: Resolve = lambda model, body: ("m", ""),
+        resolve_only: Callable[[Sequence[str]], Resolve] | None = None,
     ) -> None:
         self.folder = folder
-        self.jobs = JobService(JobsConfig(), str(folder), resolve, pool)
+        self.jobs = JobService(JobsConfig(), str(folder), resolve, pool, resolve_only=resolve_only)
 
     async def __aenter__(self) -> Service:
         await self.jobs.start()
@@ -130,8 +132,8 @@ class Service:
 
 
 async def test_a_batch_whose_engine_never_comes_ends_at_its_window(tmp_path: Path):
-    def gone(models: Sequence[str], standing: Standing, tenant: str) -> WorkerPool:
-        raise KeyError(models[0])
+    def gone(record: BatchRecord, standing: Standing, resolve: Resolve) -> WorkerPool:
+        raise KeyError(record.models[0])
 
     async with Service(tmp_path, gone) as service:
         record = await service.ended((await service.create("1m")).id)
@@ -147,7 +149,7 @@ async def test_lines_that_name_a_model_which_left_fail_as_by_http_and_others_fol
 
     begun = asyncio.Event()
 
-    def away(models: Sequence[str], standing: Standing, tenant: str) -> WorkerPool:
+    def away(record: BatchRecord, standing: Standing, resolve: Resolve) -> WorkerPool:
         begun.set()
         raise Unavailable("The replicas are not there.")
 
@@ -159,7 +161,7 @@ async def test_lines_that_name_a_model_which_left_fail_as_by_http_and_others_fol
     async with Service(tmp_path, away, lambda name, body: ("old", "")) as before:
         batch = await before.create(file=await before.upload("old", None))
         await begun.wait()
-    fleet = Fleet("app", {"m": "LLMServer:m"}, resolve)
+    fleet = Fleet("app", {"m": "LLMServer:m"})
     fleet._sets["m"] = InProcessEngine(CONFIG)  # pyright: ignore[reportArgumentType]
     async with Service(tmp_path, fleet.pool, resolve) as after:
         record = await after.ended(batch.id)
@@ -217,7 +219,7 @@ async def test_lines_end_once_each_when_their_model_is_removed_and_when_it_comes
             raise ModelNotFound(f"There is no model '{name}'.", param="model")
         return name, ""
 
-    fleet = Fleet("app", BOTH, resolve)
+    fleet = Fleet("app", BOTH)
     old: Any = fleet._sets["n"]
     old.may_answer.clear()
     async with Service(tmp_path, fleet.pool, resolve) as service:
@@ -242,15 +244,49 @@ async def test_lines_end_once_each_when_their_model_is_removed_and_when_it_comes
     await fleet.close()
 
 
+async def test_rows_go_where_their_key_may_whatever_a_name_means_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Rows name a model by versions of which their key has one; then an alias comes to mean another model."""
+    monkeypatch.setattr(replicas, "ReplicaSet", OneByOne)
+    alias = "m"
+
+    def only(names: Sequence[str]) -> Resolve:
+        def find(name: str | None, body: bytes) -> tuple[str, str]:
+            if name == "alias" and alias not in names:
+                raise ModelNotFound("The model 'alias' is not served here. Served are 'm'.", param="model")
+            return "m", ""
+
+        return find
+
+    fleet = Fleet("app", BOTH)
+    mine: Any = fleet._sets["m"]
+    mine.may_answer.clear()
+    key = Owner("default", "k", ["m"], ["chat"])
+    async with Service(tmp_path, fleet.pool, lambda name, body: ("n", ""), only) as service:
+        asked = await service._asked(file=await service.upload("model", "alias"))
+        batch = await service.jobs.create_batch(asked, key)
+        await until(lambda: mine.asked)
+        alias = "n"
+        mine.may_answer.set()
+        record = await service.ended(batch.id)
+        service.check_each_once(record)
+        errors = service.lines(record.error_file_id)
+    others: Any = fleet._sets["n"]
+    await fleet.close()
+    assert (record.completed, record.failed, others.asked) == (ROWS // 2, ROWS // 2, 0)
+    assert {one["response"]["body"]["error"]["code"] for one in errors} == {"model_not_found"}
+
+
 async def test_a_model_that_is_removed_while_its_replicas_are_looked_for_is_not_sent_to(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(replicas, "ReplicaSet", OneByOne)
     monkeypatch.setattr(replicas, "_LOOK_S", 0.01)
-    fleet = Fleet("app", BOTH, lambda name, body: (name or "m", ""))
+    fleet = Fleet("app", BOTH)
     old: Any = fleet._sets["n"]
     old.may_start.clear()
-    view = replicas._View(fleet, ["m", "n"], Standing("batch", 0, 0), "t")
+    view = replicas._View(fleet, ["m", "n"], Standing("batch", 0, 0), "t", lambda name, body: ("m", ""))
     starting = asyncio.create_task(view.start())
     await until(lambda: fleet.open[old])
     fleet.follow({"m": "LLMServer:m"})
@@ -469,7 +505,7 @@ async def test_a_download_that_ends_early_closes_its_file_when_nothing_reads_it_
 
 
 async def test_rows_of_tenants_share_no_prefix_cache_where_that_is_asked_for():
-    fleet, sent = Fleet("app", {}, lambda name, body: ("m", "")), list[dict[str, Any]]()
+    fleet, sent = Fleet("app", {}), list[dict[str, Any]]()
 
     class Replicas:
         async def send(self, request: RowRequest) -> Response:
@@ -485,7 +521,7 @@ async def test_rows_of_tenants_share_no_prefix_cache_where_that_is_asked_for():
         (True, "b", b"{"),
     ):
         fleet.isolate_cache = isolate
-        view = replicas._View(fleet, ["m"], Standing("batch", 0, 0), tenant)
+        view = replicas._View(fleet, ["m"], Standing("batch", 0, 0), tenant, lambda name, body: ("m", ""))
         view._sets = fleet._sets
         if body == b"{":
             with pytest.raises(json.JSONDecodeError):  # passed on as it is

@@ -129,7 +129,7 @@ class Deployment:
 
     def __init__(self, url: str, models: Sequence[str]) -> None:
         self.models, self.engines = models, "work"
-        self.fleet = replicas.Fleet("app", {}, self.resolve)
+        self.fleet = replicas.Fleet("app", {})
         self.fleet._sets = {model: Replicas(model, self) for model in models}  # pyright: ignore[reportAttributeAccessIssue]
         self.jobs = JobService(JobsConfig(), url, self.resolve, self.fleet.pool)
         self.app = make_app(self.jobs)

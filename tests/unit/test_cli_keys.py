@@ -88,12 +88,33 @@ def test_a_key_is_revoked_by_its_name_or_its_id(tmp_path: Path):
     assert "has no key 'search/b'" in keys("revoke", "search/b", "--file", file, code=1)
 
 
+def test_a_key_from_the_environment_has_an_id_as_others_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file, its_id = tmp_path / "keys.yaml", hashed(KEY)[7:15]
+    monkeypatch.setenv("TEAM_KEY", KEY)
+    file.write_text("keys: [{tenant: search, name: ci, key: '${TEAM_KEY}'}]")
+    assert keys("list", "--file", file).startswith(f"{its_id}  search/ci")
+    assert "has no key ''" in keys("revoke", "", "--file", file, code=1)
+    assert keys("revoke", its_id, "--file", file) == f"Revoked search/ci, id {its_id}.\n"
+    assert load(file).keys == []
+
+
+def test_no_key_is_made_that_would_be_refused_from_the_start(tmp_path: Path):
+    file = tmp_path / "keys.yaml"
+    create(file)
+    file.write_text(file.read_text() + "  expires: 2026-01-01\n")
+    before = file.read_bytes()
+    said = "search/ci expired on 2026-01-01, as its successor would"
+    assert said in keys("rotate", "search/ci", "--file", file, code=2)
+    assert file.read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("--scopes", "chat,foo"), "'foo' is not allowed"),
         (("--expires", "soon"), "neither a duration"),
         (("--expires", "2020-01-01"), "is over"),
+        (("--expires", ""), "neither a duration"),
         (("--models", ""), "write names with commas"),
         (("--scopes", "chat,"), "write names with commas"),
         (("--limit", "tokens=5"), "limits"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -284,7 +286,8 @@ def test_what_restricts_nothing_is_nothing_to_say(key: Any):
         ({"max_budget": 5.0, "spend": 0.5}, "Budgets begin anew, whatever was spent: default/ci."),
         ({"max_budget": 5.0}, "Budgets count by `gateway.prices`; a model without a price costs nothing."),
         ({"models": ["qwen"]}, "Serve models by these names, as ids or aliases: 'qwen'."),
-        ({"models": ["qwen:*"]}, "Serve models by these names, as ids or aliases: 'qwen:*'."),
+        ({"models": ["a:8b"]}, "as ids or aliases; else what follows the colon means an adapter: 'a:8b'."),
+        ({"models": ["a:*"]}, "as ids or aliases; else what follows the colon means an adapter: 'a:*'."),
         ({"litellm_budget_table": {"model_max_budget": {"a": 1}}}, "`model_max_budget`, of default/ci."),
         ({"router_settings": {"a": 1}}, "LiteLLM's `router_settings`, of default/ci."),
         ({"models": ["openai/*"]}, "Patterns match no model: 'openai/*'."),
@@ -322,11 +325,30 @@ def test_limits_that_the_file_has_for_a_tenant_stay():
     values: dict[str, Any] = {"tenants": {"Web": {"weight": 2, "limits": {"tokens_per_minute": 7}}}}
     found = imported(values, {"keys": [listed(team_id="7d7f7a6c")]}, [WEB | {"tpm_limit": 9}])
     assert values["tenants"] == {"Web": {"weight": 2, "limits": {"tokens_per_minute": 7}}}
-    assert found.notes() == ["These tenants keep the limits that the file has: Web."]
+    joins = "The file had these tenants, and LiteLLM's teams or users of these names join them: Web."
+    assert found.notes() == ["These tenants keep the limits that the file has: Web.", joins]
     del values["tenants"]["Web"]["limits"]
     found = imported(values, {"keys": [listed(1, team_id="7d7f7a6c")]}, [WEB | {"tpm_limit": 9}])
     assert values["tenants"] == {"Web": {"weight": 2, "limits": {"tokens_per_minute": 9}}}
-    assert found.notes() == []
+    assert found.notes() == [joins]
+
+
+def test_owners_that_join_a_tenant_of_the_file_are_said():
+    own = {"tenant": "Web", "name": "own", "hash": hashed("a-key-of-the-file-before")}
+    values: dict[str, Any] = {"keys": [own, own | {"tenant": "default"}]}
+    answer = {"keys": [listed(0, team_id="7d7f7a6c"), listed(1, team_id="7d7f7a6c"), listed(2)]}
+    (said,) = imported(values, answer, [WEB]).notes()
+    assert said == "The file had these tenants, and LiteLLM's teams or users of these names join them: Web."
+    assert imported(values, answer, [WEB]).notes() == []
+    assert imported({}, answer, [WEB]).notes() == []
+
+
+def test_an_answer_can_come_from_a_pipe(tmp_path: Path):
+    os.mkfifo(pipe := tmp_path / "answer")
+    answer = json.dumps({"keys": [listed(key_alias="caf\u00e9 \U0001f600")]})
+    threading.Thread(target=pipe.write_text, args=[answer]).start()
+    assert "keys added: 1," in keys("import", pipe, "--file", tmp_path / "keys.yaml")
+    assert [one.name for one in load(tmp_path / "keys.yaml").keys] == ["caf"]
 
 
 def test_limits_of_single_members_of_a_team_are_said_to_stay_behind():

@@ -12,6 +12,13 @@ USAGES = [
     {"prompt_tokens": 5, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}},
     {"prompt_tokens": 5, "completion_tokens": 3, "cached_tokens": 4},
     {"input_tokens": 5, "output_tokens": 3, "input_tokens_details": {"cached_tokens": 4}},
+    {"input_tokens": 1, "output_tokens": 3, "cache_read_input_tokens": 4},
+    {
+        "input_tokens": 0,
+        "output_tokens": 3,
+        "cache_read_input_tokens": 4,
+        "cache_creation_input_tokens": 1,
+    },
 ]
 
 

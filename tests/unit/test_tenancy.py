@@ -8,6 +8,7 @@ import random
 import sqlite3
 import time
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -503,15 +504,48 @@ def test_a_later_process_reads_what_is_on_disk(tmp_path: Path):
         second.settle(Settlement("p", 1, []))
 
 
-def test_a_stream_that_reports_its_usage_all_the_time_is_not_kept():
+def metered(asked: Asked) -> RequestMeter:
     keys = table(KeyConfig(tenant="a", name="k", hash=hashed("k" * 20)))
     grant = keys.find(b"k" * 20, 0.0)
-    meter = RequestMeter(grant, Asked(10, None, streams=True), 0.0, (266, 0), 0, "", "default")
+    assert grant is not None
+    return RequestMeter(grant, asked, 0.0, (266, 0), 0, "", "default")
+
+
+def test_a_stream_that_reports_its_usage_all_the_time_is_not_kept():
+    meter = metered(Asked(10, None, streams=True))
     meter.stream(b'data: {"message":{"usage":{"input_tokens":9,"cache_read_input_tokens":4}}}\n\n')
     for tokens in range(1, 2001):
         meter.stream(b'data: {"usage":{"output_tokens":%d}%s}\n\n' % (tokens, b" " * 900))
     assert meter.tokens(answered=True) == (13, 4, 2000, 0, 0)
     assert sum(map(len, meter._found)) < 4096
+
+
+@pytest.mark.parametrize(
+    "repeated",
+    [
+        b'"user":"usage"',  # of Responses
+        b'"prompt_logprobs":[null,{"7":{"logprob":-1.5,"rank":1,"decoded_token":"usage"}}]',  # of chat
+        b'"metadata":{"usage":"0"},"top_logprobs":[{"usage":-0.5}]',
+    ],
+)
+def test_what_an_answer_repeats_of_its_request_hides_no_usage(repeated: bytes):
+    answer = b'{"output":[],"usage":{"input_tokens":9,"output_tokens":4000},%b}' % repeated
+    for size in (*range(1, 20), len(answer)):
+        whole = metered(Asked(10, 5000))
+        for at in range(0, len(answer), size):
+            whole.whole(answer[at : at + size])
+        assert whole.tokens(answered=True) == (9, 0, 4000, 0, 0)
+    stream = metered(Asked(10, 5000, streams=True))
+    stream.stream(b'data: {"response":{"usage":null,%b}}\n\n' % repeated)
+    stream.stream(b'data: {"response":%b}\n\n' % answer)
+    assert stream.tokens(answered=True) == (9, 0, 4000, 0, 0)
+
+
+def test_an_answer_in_the_background_has_no_usage_whatever_its_tools_are():
+    meter = metered(Asked(10, 5000))
+    meter.whole(b'{"tools":[{"usage":{"input_tokens":1,"output_tokens":1}}],')
+    meter.whole(b'"usage":null,"user":"usage"}')
+    assert meter.tokens(answered=True) == (10, 0, 256, 0, 0)
 
 
 # -- as OpenAI's clients read it
@@ -657,6 +691,33 @@ def test_three_gateways_keep_a_limit_and_use_it(store: UsageStore, patched, load
     minutes = [sum(passed[start : start + 60]) for start in range(seconds - 59)]
     assert max(minutes) <= 1.03 * limit
     assert sum(passed) >= 0.95 * 5 * limit
+
+
+@pytest.mark.parametrize("sizes", [(18, 18, 18, 18), (54, 54), (30, 0.05, 0.05)])
+def test_gateways_keep_a_limit_for_requests_that_are_larger_than_their_parts(
+    store: UsageStore, patched, sizes: tuple[float, ...]
+):
+    """Of 60, asked for again as clients do: all but the first, which each may begin with. All have turns."""
+    seconds, clock = 240, 1000.0
+    patched(time, "monotonic", lambda: clock)
+    gateways = [Process(store, tokens_per_minute=60_000) for _ in sizes]
+    passed = [[0] * seconds for _ in sizes]
+    for one in (*gateways, *gateways):
+        one.clock = clock
+        one.settle()
+    for half in range(seconds * 2):
+        clock = 1000.0 + half / 2
+        for one, size, had in zip(gateways, sizes, passed, strict=True):
+            one.clock = clock
+            with suppress(Overloaded):
+                one.use(round(size * 1000))
+                had[half // 2] += round(size * 1000)
+            if half % 2:
+                one.settle()
+    minutes = [sum(sum(had[begin : begin + 60]) for had in passed) for begin in range(61, seconds - 59)]
+    assert max(minutes) <= 1.03 * 60_000
+    assert sum(sum(had[61:]) for had in passed) >= 0.6 * 60_000 * (seconds - 61) / 60
+    assert all(sum(had[61:]) > 0 for had in passed)
 
 
 @pytest.mark.parametrize("is_gateway", [True, False])

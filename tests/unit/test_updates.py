@@ -15,7 +15,8 @@ from ray.serve.handle import DeploymentHandle
 from tests.waiting import until
 
 from penstock.config import GatewayConfig
-from penstock.errors import ConfigError
+from penstock.config.schema.versions import VersionConfig
+from penstock.errors import ConfigError, ModelNotFound
 from penstock.serve.control.updates import Updates
 from penstock.serve.gateway.catalogue import LiveState, ServedModel
 from penstock.serve.gateway.tenants.registry import Tenants
@@ -147,6 +148,21 @@ async def test_files_and_batches_that_are_disturbed_while_tenants_begin_have_the
     assert len(jobs._tenants.keys) == 1
     await jobs.reconfigure(live.dump())
     assert jobs._tenants is None
+
+
+async def test_a_row_of_a_key_for_one_version_goes_to_that_one():
+    versions = (
+        ServedModel("q", 1, version=VersionConfig(of="q", name="a", weight=1)),
+        ServedModel("q@b", 1, version=VersionConfig(of="q", name="b", weight=0)),
+    )
+    jobs = Jobs(LiveState(versions, GatewayConfig()), None)
+    jobs._find_models(jobs._live)
+    only_b = jobs._resolve_only(["q@b"])
+    assert [only_b(name, b"{}") for name in ("q", "q@b", None)] == [("q@b", "")] * 3
+    assert jobs._resolve("q", b"{}") == ("q", "")
+    jobs._find_models(replace(jobs._live, cards=versions[:1]))
+    with pytest.raises(ModelNotFound, match="Served are none"):
+        only_b("q", b"{}")
 
 
 def test_a_handle_is_a_new_one_each_time(patched):

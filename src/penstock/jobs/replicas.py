@@ -21,6 +21,7 @@ from penstock.data.job.worker import InProcessPool
 from penstock.data.rows.request import RowRequest, with_fields
 from penstock.engine import Progress, no_progress
 from penstock.errors import ConfigError, Error, Unavailable
+from penstock.jobs.records import BatchRecord
 from penstock.jobs.turns import Claim, Standing, share
 from penstock.jobs.validation import Resolve
 from penstock.openai.cache_salt import own_salt, salted
@@ -37,13 +38,12 @@ _REMOVED = "The model '{}' has just been removed, or replaced."
 class Fleet:
     """The replicas of all models of an application."""
 
-    def __init__(self, app_name: str, deployments: Mapping[str, str], resolve: Resolve) -> None:
+    def __init__(self, app_name: str, deployments: Mapping[str, str]) -> None:
         """deployments: their names, by model id."""
         self._app_name = app_name
         self._deployments = dict(deployments)
         self._sets = {model: ReplicaSet(app_name, name) for model, name in deployments.items()}
         self._starting = defaultdict[str, asyncio.Lock](asyncio.Lock)
-        self._resolve = resolve
         self.isolate_cache = False
         """Whether rows of tenants share no prefix cache."""
         self._leaving: set[asyncio.Task[None]] = set()
@@ -69,10 +69,13 @@ class Fleet:
         del self.open[replicas]
         await replicas.stop()
 
-    def pool(self, models: Sequence[str], standing: Standing, tenant: str) -> WorkerPool:
-        """For one batch, whose rows named these models; those that are not served any more are left out."""
-        served = [model for model in models if model in self._sets]
-        return InProcessPool(lambda: _View(self, served, standing, tenant))
+    def pool(self, record: BatchRecord, standing: Standing, resolve: Resolve) -> WorkerPool:
+        """For one batch; models that its rows named and that are not served any more are left out.
+
+        resolve: what names mean for its key.
+        """
+        served = [model for model in record.models if model in self._sets]
+        return InProcessPool(lambda: _View(self, served, standing, record.tenant, resolve))
 
     async def start(self, model: str, progress: Progress) -> ReplicaSet:
         """Finds a model's replicas, once for all batches. Raises: Unavailable, EngineStartFailed."""
@@ -95,12 +98,6 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*(one.stop() for one in self._sets.values()))
 
-    def resolve(self, request: RowRequest) -> tuple[str, RowRequest]:
-        """The id of its model, and the request under the name that its replicas know. Raises: Error."""
-        model, adapter = self._resolve(request.model, request.body)
-        named = f"{model}:{adapter}" if adapter else model
-        return model, msgspec.structs.replace(request, model=named)
-
     def share(self, model: str, view: _View) -> int:
         """Slots of one model for a batch: its share while others wait, else all that are free."""
         if (replicas := self._sets.get(model)) is None:
@@ -115,8 +112,11 @@ class Fleet:
 class _View:
     """The backend of one batch."""
 
-    def __init__(self, fleet: Fleet, models: Sequence[str], standing: Standing, tenant: str) -> None:
+    def __init__(
+        self, fleet: Fleet, models: Sequence[str], standing: Standing, tenant: str, resolve: Resolve
+    ) -> None:
         self._fleet, self._models, self._standing, self._tenant = fleet, models, standing, tenant
+        self._resolve = resolve
         self._sets: dict[str, ReplicaSet] = {}
         self._sending = Counter[str]()
         self._claimed = 0
@@ -143,7 +143,8 @@ class _View:
 
     async def send(self, request: RowRequest) -> Response:
         try:
-            model, named = self._fleet.resolve(request)
+            model, adapter = self._resolve(request.model, request.body)
+            named = msgspec.structs.replace(request, model=f"{model}:{adapter}" if adapter else model)
             if self._fleet.isolate_cache:
                 salt = salted(self._tenant, named.path, own_salt(named.body))
                 named = msgspec.structs.replace(named, body=with_fields(named.body, salt))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import sub
@@ -29,13 +29,13 @@ from penstock.jobs.files import FileStore
 from penstock.jobs.records import OUTPUT, BatchRecord, Fault, FileRecord, Status, now_s
 from penstock.jobs.storage import JobStorage
 from penstock.jobs.turns import Standing, TurnQueue
-from penstock.jobs.validation import ENDPOINTS, CheckedInput
+from penstock.jobs.validation import ENDPOINTS, CheckedInput, Resolve
 from penstock.on_thread import completed
 
 log = logging.getLogger(__name__)
 
-MakePool = Callable[[Sequence[str], Standing, str], WorkerPool]
-"""What answers rows of these models for a batch."""
+MakePool = Callable[[BatchRecord, Standing, Resolve], WorkerPool]
+"""What answers a batch's rows, by what names of models mean for its key."""
 
 
 class RowCounts(NamedTuple):
@@ -74,12 +74,15 @@ _TURN_OVER = "turn over"
 
 @dataclass(frozen=True, slots=True)
 class BatchContext:
-    """What all batches of a service share. check: the input of a batch, on a thread. count: its usage."""
+    """What all batches of a service share. resolve: what names mean for a batch's key. check: the input of a
+    batch, on a thread. count: its usage.
+    """
 
     storage: JobStorage
     files: FileStore
     batches: BatchStore
     make_pool: MakePool
+    resolve: Callable[[BatchRecord], Resolve]
     check: Callable[[StoragePath, BatchRecord], CheckedInput]
     turns: TurnQueue
     validating: asyncio.Semaphore
@@ -190,7 +193,7 @@ class RunningBatch(ProgressListener):
         self._counted = RowCounts()
         self._finalizing: list[asyncio.Task[BatchRecord]] = []
         record = self._record()
-        pool = self._context.make_pool(record.models, self._standing, record.tenant)
+        pool = self._context.make_pool(record, self._standing, self._context.resolve(record))
         self._job = job = Job(
             self._spec(at), pool, limits=Limits(grace_s=None), listener=self, on_stop=self._unfinished
         )

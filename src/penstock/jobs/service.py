@@ -59,15 +59,25 @@ class JobService:
         self.batches = BatchStore(config, self.storage, self.files, lambda: self.own_endpoints)
         self.turns = TurnQueue(_RUNNING)
 
-        def check(at: StoragePath, record: BatchRecord) -> CheckedInput:
-            find, endpoint = resolve, record.endpoint
+        def resolver(record: BatchRecord) -> Resolve:
             if record.may_name is not None and resolve_only is not None:
-                find = resolve_only(record.may_name)
-            having = self.own_endpoints.get(endpoint)
-            return check_input(at, endpoint, find, config, self.line_bytes, having)
+                return resolve_only(record.may_name)
+            return resolve
+
+        def check(at: StoragePath, record: BatchRecord) -> CheckedInput:
+            having = self.own_endpoints.get(record.endpoint)
+            return check_input(at, record.endpoint, resolver(record), config, self.line_bytes, having)
 
         self._context = BatchContext(
-            self.storage, self.files, self.batches, make_pool, check, self.turns, asyncio.Semaphore(1), count
+            self.storage,
+            self.files,
+            self.batches,
+            make_pool,
+            resolver,
+            check,
+            self.turns,
+            asyncio.Semaphore(1),
+            count,
         )
         self._runs: dict[str, tuple[RunningBatch, asyncio.Task[None]]] = {}
         self._owns = False

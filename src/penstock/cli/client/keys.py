@@ -58,7 +58,7 @@ def create(
     given = {
         "models": None if models is None else _words("--models", models),
         "scopes": None if scopes is None else _words("--scopes", scopes),
-        "expires": expires and _until(expires),
+        "expires": None if expires is None else _until(expires),
         "limits": dict(map(_limit, limit or ())),
     }
     entry = {"tenant": tenant, "name": name} | {field: value for field, value in given.items() if value}
@@ -98,7 +98,7 @@ def revoke(which: _Which, file: File) -> None:
     with _changing(file) as entries:
         for one in _found(entries, which, file):
             entries.remove(one)
-            print(f"Revoked {_named(one)}, id {str(one.get('hash', ''))[_ID]}.")
+            print(f"Revoked {_named(one)}, id {_id(one)}.")
 
 
 @keys.command()
@@ -113,12 +113,17 @@ def rotate(
     until = _until(keep)
     with _changing(file) as entries:
         old = _found(entries, which, file)[-1]
+        ends = old.get("expires")
+        if ends is not None and seconds(ends) <= time.time():
+            raise ConfigError(f"{_named(old)} expired on {ends}, as its successor would; `keys create` one.")
         entry = deepcopy({field: value for field, value in old.items() if field not in ("hash", "key")})
         key = _new(entry)
         entries.append(entry)
-        old["expires"] = until if (before := old.get("expires")) is None else min(before, until, key=seconds)
+        old["expires"] = until if ends is None else min(ends, until, key=seconds)
     print(key)
     print(f"It is not shown again. The old one goes on until {old['expires']}.", file=sys.stderr)
+    if ends is not None:
+        print(f"The new one ends when the old one would have ended, on {ends}.", file=sys.stderr)
 
 
 @keys.command(name="import")
@@ -169,9 +174,15 @@ def _named(entry: dict[str, Any]) -> str:
     return f"{entry.get('tenant')}/{entry.get('name')}"
 
 
+def _id(entry: dict[str, Any]) -> str:
+    from penstock.config.schema.tenants import KeyConfig
+
+    return KeyConfig.model_validate(entry).hash[_ID]
+
+
 def _found(entries: list[dict[str, Any]], which: str, file: Path) -> list[dict[str, Any]]:
     """Raises: NotFound."""
-    found = [one for one in entries if which in (_named(one), str(one.get("hash", ""))[_ID])]
+    found = [one for one in entries if which in (_named(one), _id(one))]
     if not found:
         raise NotFound(f"{file} has no key {which!r}; `penstock keys list` shows them.")
     return found

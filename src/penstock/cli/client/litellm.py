@@ -177,14 +177,14 @@ class Import:
     """Adds keys and tenants to what a file of keys says, in place. What is there stays as it is."""
 
     def __init__(self, export: Export, values: dict[str, Any]) -> None:
-        there = KeysConfig.parse(values).keys
-        before = {one.hash: one.tenant for one in there}
+        had = KeysConfig.parse(values)
+        before = {one.hash: one.tenant for one in had.keys}
         self.added: list[dict[str, Any]] = []
         self.known = 0
         self.left = Counter[str]()
         """Keys that are of no use at LiteLLM either, by the reason."""
         self._notes: dict[str, list[str]] = {}
-        self._names = {(one.tenant, one.name) for one in there}
+        self._names = {(one.tenant, one.name) for one in had.keys}
         self._owners, self._has_all_users = export.owners, export.has_all_users
         claims: dict[str, set[_OwnerId]] = {}
         for owner, one in export.owners.items():
@@ -197,6 +197,8 @@ class Import:
         }
         self._tenants = {("user", ""): DEFAULT_TENANT} | known
         self._taken = {*self._tenants.values()}
+        there = {*had.tenants, *(one.tenant for one in had.keys)}
+        joined: set[str] = set()
         with_keys = {key.owner for key in export.keys}
         for owner, one in export.owners.items():
             name, limits = self._tenant(owner), one.limits()
@@ -210,17 +212,21 @@ class Import:
                 if self._useless(key):
                     said = "LiteLLM refuses these keys, which the file has; revoke them: {}."
                     self._note(said, key.token[:8])
-            else:
-                self._add(key)
+            elif self._add(key) and key.owner not in known and key.owner != _of_user(None):
+                joined |= {self._tenants[key.owner]} & there
+        if joined:
+            said = "The file had these tenants, and LiteLLM's teams or users of these names join them: {}."
+            self._note(said, *sorted(joined))
         if self.added:
             values.setdefault("keys", []).extend(self.added)
         if export.missing > 0:
             self._note(f"Keys on pages of `/key/list` that no file has: {export.missing}; import these, too.")
         for model in dict.fromkeys(model for one in self.added for model in one.get("models", ())):
-            is_pattern = "*" in model.removesuffix(":*")  # that one means its adapters
-            does = (
-                "Patterns match no model" if is_pattern else "Serve models by these names, as ids or aliases"
-            )
+            does = "Serve models by these names, as ids or aliases"
+            if "*" in model.removesuffix(":*"):  # that one means its adapters
+                does = "Patterns match no model"
+            elif ":" in model:
+                does += "; else what follows the colon means an adapter"
             self._note(f"{does}: {{}}.", repr(model))
 
     def notes(self) -> list[str]:
@@ -254,11 +260,12 @@ class Import:
         if there.setdefault("limits", limits) != limits:
             self._note("These tenants keep the limits that the file has: {}.", tenant)
 
-    def _add(self, key: _Key) -> None:
+    def _add(self, key: _Key) -> bool:
+        """Whether it was added."""
         owner = self._owners.get(key.owner)
         if why := self._useless(key):
             self.left[why] += 1
-            return
+            return False
         tenant, its_id = self._tenant(key.owner), key.token[:8]
         name = as_name(key.key_alias or "") or f"key-{its_id}"
         while (tenant, name) in self._names:
@@ -268,7 +275,7 @@ class Import:
         if why := self._refusal(key, models):
             self.left["named on stderr"] += 1
             self._note(f"Left out: {why}: {{}}.", f"{tenant}/{name}")
-            return
+            return False
         self._names.add((tenant, name))
         ends = key.expires and datetime.fromtimestamp(min(key.expires, _LATEST), UTC).isoformat()
         more = {"models": models, "expires": ends, "limits": key.limits()}
@@ -281,6 +288,7 @@ class Import:
             own = [one.get("litellm_budget_table") for one in members if one.get("user_id") == key.user_id]
             if any(own) or (user and user.limits()):
                 self._note("Not imported: limits of single members of teams: {}.", f"{tenant}/{name}")
+        return True
 
     def _useless(self, key: _Key) -> str | None:
         """Why nobody can use a key at LiteLLM."""

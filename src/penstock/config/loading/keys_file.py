@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from penstock.config.loading.yaml_source import Source, read
+from penstock.config.loading.yaml_source import Source, read, read_at
 from penstock.config.messages.location import Location
 from penstock.config.schema.tenants import KeysConfig
 from penstock.errors import ConfigError
@@ -56,9 +56,9 @@ def changing(path: Path) -> Generator[dict[str, Any]]:
 
 
 def content(path: Path) -> Source:
-    """What a file of JSON or YAML says. Raises: ConfigError."""
+    """What a file of JSON or YAML says, or a pipe. Raises: ConfigError."""
     if path.suffix != ".json":
-        values, location = read(path)
+        values, location = read_at(path) if path.is_fifo() else read(path)
         return values or {}, location
     try:
         return json.loads(path.read_bytes()), Location(str(path))

@@ -26,7 +26,11 @@ def read(
     twice: takes the sentences about keys that are given twice, which are otherwise an error.
     Raises: ConfigError for a missing or unreadable file, bad YAML, or a key that is given twice.
     """
-    file = find(os.fspath(name), folder)
+    return read_at(find(os.fspath(name), folder), twice=twice)
+
+
+def read_at(file: File, *, twice: list[str] | None = None) -> Source:
+    """Reads a file once, which may be a pipe. twice, errors: as of `read`."""
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -33,12 +33,20 @@ class ResponseUsage(Struct):
     cached_tokens: Int64 | None = None
     input_tokens: Int64 | None = None
     output_tokens: Int64 | None = None
+    cache_read_input_tokens: Int64 | None = None
+    cache_creation_input_tokens: Int64 | None = None
 
     def counts(self) -> tuple[Int64 | None, Int64 | None, Int64 | None]:
         """Tokens of the prompt, those of them that were cached, and generated ones."""
         details = self.prompt_tokens_details or self.input_tokens_details
         cached = details.cached_tokens if details else self.cached_tokens
         prompt = self.input_tokens if self.prompt_tokens is None else self.prompt_tokens
+        if self.prompt_tokens is None and self.input_tokens is not None:  # Anthropic's leave these out
+            read, created = self.cache_read_input_tokens, self.cache_creation_input_tokens
+            prompt, cached = (
+                self.input_tokens + (read or 0) + (created or 0),
+                cached if read is None else read,
+            )
         generated = self.output_tokens if self.completion_tokens is None else self.completion_tokens
         return prompt, cached, generated
 

@@ -27,7 +27,7 @@ from penstock.asgi import ASGIApp, Receive, Scope, Send
 from penstock.config import Settings
 from penstock.config.schema.jobs import JobsConfig
 from penstock.config.schema.settings import service_name
-from penstock.errors import BadRequest, Error
+from penstock.errors import Error
 from penstock.serve.control.link import ControlLink
 from penstock.serve.control.state import NAME as CONTROL
 from penstock.serve.control.state import CanaryState
@@ -97,7 +97,7 @@ class LLMJobs:
         context = ray.get_runtime_context()
         self._control = ControlLink(serve.get_deployment_handle(CONTROL, app_name), context.get_node_id())
         self._tenants = Tenants(live.gateway, self._control.settle) if live.gateway.keyed else None
-        self._fleet = Fleet(app_name, live.deployments, self._resolve)
+        self._fleet = Fleet(app_name, live.deployments)
         self._fleet.isolate_cache = live.gateway.isolate_cache
         self._service = JobService(
             config,
@@ -171,21 +171,13 @@ class LLMJobs:
         by_id = {model.id: model for model in versions}
         return by_id[self._splits.pick([*by_id], sticky_key(versions[0], fields(body)))]
 
-    def _resolve(self, name: str | None, body: bytes) -> tuple[str, str]:
-        model, adapter = self._catalogue.resolve(name, None, partial(self._pick, body))
+    def _resolve(self, name: str | None, body: bytes, only: frozenset[str] | None = None) -> tuple[str, str]:
+        """only: names that a key may use."""
+        model, adapter = self._catalogue.only(only).resolve(name, None, partial(self._pick, body))
         return model.id, adapter
 
     def _resolve_only(self, names: Sequence[str]) -> Resolve:
-        catalogue = self._catalogue
-        part = catalogue.only(frozenset(names))
-
-        def find(name: str | None, body: bytes) -> tuple[str, str]:
-            if not name and part.default != catalogue.default:  # a row would go to the other one
-                raise BadRequest("The request names no model.", param="model")
-            model, adapter = part.resolve(name, None, partial(self._pick, body))
-            return model.id, adapter
-
-        return find
+        return partial(self._resolve, only=frozenset(names))
 
     def _count(self, record: BatchRecord, counts: RowCounts) -> bool:
         """What a tenant's batch has completed. Returns whether its budget is used up."""

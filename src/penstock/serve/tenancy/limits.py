@@ -50,11 +50,14 @@ Field = tuple[bytes, bytes]
 
 
 class Rate(msgspec.Struct, frozen=True, array_like=True):
-    """One limit for a minute, in one gateway: how much was counted, and asked for since the last report."""
+    """One limit for a minute, in one gateway: how much was counted, and asked for since the last report.
+    least: the smallest request that was refused since then; 0 where none was.
+    """
 
     limit: int = 0
     used: int = 0
     asked: int = 0
+    least: int = 0
 
 
 class Periods(msgspec.Struct, frozen=True, array_like=True):
@@ -81,17 +84,19 @@ class MinuteLimit:
 
     reserved: in all; ended: of this, by requests that have ended; taken: what they took in its place.
     forgotten: what of `reserved` the last minute does not have. room: `reserved` up to which this gateway's
-    part of the limit goes; sure: up to which no limit or budget needs a look.
+    part of the limit goes; sure: up to which no limit or budget needs a look. first: the largest request that
+    fits whatever the part is, where the last minute had none.
     """
 
     __slots__ = (
-        *("_due", "_reported", "counts", "ended", "field", "forgotten", "kind", "mark", "most", "refused"),
-        *("reserved", "room", "second", "sure", "taken"),
+        *("_due", "_least", "_reported", "counts", "ended", "field", "first", "forgotten", "kind", "mark"),
+        *("most", "refused", "reserved", "room", "second", "sure", "taken"),
     )
 
     def __init__(self, kind: int) -> None:
         self.kind = kind
         self.most = self.room = NO_LIMIT
+        self.first = self._least = 0
         self.field: Field = (b"", b"")  # of the limit
         self.reserved = self.ended = self.taken = self.forgotten = 0
         self.refused = self._reported = self.sure = 0
@@ -131,8 +136,12 @@ class MinuteLimit:
             self._due = next(iter(self.counts), NO_LIMIT) + WINDOW_S
 
     def fits(self, count: int) -> bool:
-        """What is more than the gateway's cap fits into an empty window."""
-        return self.reserved + count <= self.room or (not self.used and count <= self.most)
+        return self.reserved + count <= self.room or (not self.used and count <= self.first)
+
+    def refuse(self, count: int) -> None:
+        """So much was asked for, and does not fit."""
+        self.refused += count
+        self._least = min(self._least or count, count)
 
     def correct(self, begun: int, difference: int) -> None:
         """What was counted in the second `begun` was wrong by so much. What is too old is not returned."""
@@ -165,7 +174,8 @@ class MinuteLimit:
         self.move(second)
         asked = self.reserved + self.refused - self._reported
         self._reported += asked
-        return Rate(self.most, self.used, asked) if self.most < NO_LIMIT else Rate()
+        least, self._least = self._least, 0
+        return Rate(self.most, self.used, asked, least) if self.most < NO_LIMIT else Rate()
 
     def refusal(self, name: str, count: int, second: int) -> RateLimited:
         """Where the others use the rest, that may change within a second."""
@@ -316,6 +326,7 @@ class Allowance:
                 untold = int(_UNTOLD * one.most) // gateways
                 part = untold if caps is None else min(one.most, caps[one.kind])
             one.room = one.forgotten + part
+            one.first = one.most if caps is None else 0
         self._look()
 
     def rates(self, second: int) -> tuple[Rate, Rate] | None:
@@ -350,9 +361,12 @@ class Allowance:
             money = self.cost.most - self.cost.used(today.month)
         if requests.open >= self.most_open or (not free and (tokens > left or cost > money)):
             return False
-        if not (requests.fits(1) and (free or counted.fits(tokens))):
+        if not requests.fits(1):
+            requests.refuse(1)
+            return False
+        if not (free or counted.fits(tokens)):
             requests.refused += 1
-            counted.refused += tokens if requests.fits(1) else 0
+            counted.refuse(tokens)
             return False
         requests.sure = min(requests.room, self.most_open + requests.ended)
         counted.sure = min(counted.room, counted.reserved + left)

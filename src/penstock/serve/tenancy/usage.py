@@ -177,16 +177,22 @@ class UsageCounters:
 
 @dataclass(slots=True)
 class _Part:
-    """What one gateway has reported of one limit, and was allowed."""
+    """What one gateway has reported of one limit, and was allowed. least: a request that waits for more than
+    the gateway's part, since its `since`; 0 for none.
+    """
 
     used: int = 0
     wanted: float = 0.0
     cap: int = 0
+    least: int = 0
+    since: float = 0.0
 
 
 class Caps:
     """How gateways share limits for a minute: each may count what it has counted, and of the rest as much as
-    its part of what was asked for. All caps of a limit together are the limit, at any moment.
+    its part of what was asked for. A request that is larger than such a part gets what it needs, once that is
+    unused; the one that waits longest first, for which the others leave room. All caps of a limit together
+    are the limit, at any moment; less, where gateways have counted more than that.
     """
 
     def __init__(self) -> None:
@@ -206,17 +212,17 @@ class Caps:
             del self._heard[gone]
             for parts in self._parts.values():
                 parts.pop(gone, None)
-        living = [one for one, at in self._heard.items() if now - at < _SILENT_S]
+        living = {one for one, at in self._heard.items() if now - at < _SILENT_S}
         caps: dict[str, tuple[int, int]] = {}
         for name, rates in settlement.rates.items():
             requests, tokens = (
-                self._cap((name, kind), rate, me, len(living)) for kind, rate in enumerate(rates)
+                self._cap((name, kind), rate, me, living, now) for kind, rate in enumerate(rates)
             )
             if requests is not None or tokens is not None:
                 caps[name] = requests or 0, tokens or 0
         return len(living), caps
 
-    def _cap(self, limit: tuple[str, int], rate: Rate, me: str, living: int) -> int | None:
+    def _cap(self, limit: tuple[str, int], rate: Rate, me: str, living: set[str], now: float) -> int | None:
         """None for a gateway that has not used it for a while: others have its part."""
         parts = self._parts.setdefault(limit, {})
         mine = parts.setdefault(me, _Part())
@@ -227,13 +233,29 @@ class Caps:
                 del self._parts[limit]
             return None
         wanted = sum(one.wanted for one in parts.values())
-        equal = 1 / max(living, 1)
+        equal = 1 / max(len(living), 1)
         asked = mine.wanted / wanted if wanted else equal  # 0: this control is new, and nobody has asked it
         share = _EQUALLY * equal + (1 - _EQUALLY) * asked
         others = [one for key, one in parts.items() if key != me]
         unused = rate.limit - rate.used - sum(one.used for one in others)
         free = rate.limit - rate.used - sum(max(one.used, one.cap) for one in others)
-        mine.cap = rate.used + max(0, min(math.ceil(share * unused), free))
+        if not mine.least:
+            mine.since = now
+        rest, left, owed = unused, free, 0  # by those that have waited longer
+        for key, one in sorted(parts.items(), key=lambda part: part[1].since):
+            if key not in living or not one.least or one.since >= mine.since:
+                continue
+            if one.least <= rest:
+                rest -= one.least
+                left -= max(0, one.least - max(0, one.cap - one.used))
+            elif one.least <= 2 * rate.least:  # whose turn it is when that of this gateway is forgotten
+                owed += one.least
+        left = max(0, left)
+        part = min(math.ceil(share * unused), left)
+        if part < rate.least <= left:
+            part = rate.least
+        mine.least = rate.least if rate.least > part else 0
+        mine.cap = max(0, rate.used + min(part, free) - owed)
         return mine.cap
 
 
