@@ -13,9 +13,10 @@ from penstock.serve.tenancy.fairness import Charge, price
 from penstock.serve.tenancy.keys import Grant
 
 _USAGE = b'"usage"'
-_REPORT = re.compile(rb'"usage"\s*:\s*\{')
-_NOTHING = re.compile(rb'"usage"\s*:\s*null')
-_REPORT_BYTES = 1024
+_REPORT = re.compile(rb'"usage"\s*:\s*(\{|null)')
+"""Elsewhere an answer may repeat a client's `user` of that name, a field of its tools, or a token."""
+
+_REPORT_BYTES, _BEGIN_BYTES = 1024, 32
 _COUNT = re.compile(
     rb'"((?:prompt|input|completion|output|cached|cache_(?:read|creation)_input)_tokens|seconds)"\s*:\s*(\d+)'
 )
@@ -81,31 +82,32 @@ class RequestMeter(Charge):
     def stream(self, body: bytes) -> bytes:
         """Reads a piece of a stream, of whole events. Returns what to pass on."""
         self._events += body.count(_EVENT)
-        if (at := body.rfind(_USAGE)) < 0:
+        at = body.rfind(_USAGE)
+        while at >= 0 and (report := _REPORT.match(body, at)) is None:
+            at = body.rfind(_USAGE, 0, at)
+        if at < 0 or report[1] != b"{":
             return body
-        if not _NOTHING.match(body, at):
-            self._found[1:] = [body[at : at + _REPORT_BYTES]]  # the first has a prompt, the last the answer
-            if self._asked.hides:
-                return _without_event(body, at)
-        return body
+        self._found[1:] = [body[at : at + _REPORT_BYTES]]  # the first has a prompt, the last the answer
+        return _without_event(body, at) if self._asked.hides else body
 
     def whole(self, body: bytes) -> bytes:
         """Reads a piece of no stream, which may end anywhere: only the last report counts."""
         piece = self._tail + body
         at = piece.rfind(_USAGE)
-        self._tail = piece[
-            max(0, at if at >= 0 and len(piece) - at < _REPORT_BYTES else len(piece) - len(_USAGE)) :
-        ]
-        if at >= 0:
-            self._found = [piece[at : at + _REPORT_BYTES]]
+        report = None
+        while at >= 0 and (report := _REPORT.match(piece, at)) is None:
+            at = piece.rfind(_USAGE, 0, at)
+        is_whole = at < 0 or len(piece) - at >= _REPORT_BYTES
+        self._tail = piece[max(0, len(piece) - _BEGIN_BYTES if is_whole else at) :]
+        if report is not None:
+            self._found = [piece[at : at + _REPORT_BYTES]] if report[1] == b"{" else []
         return body
 
     def tokens(self, *, answered: bool) -> TokenCounts:
         """What the request took. answered: whether a replica has begun to work on it, and not refused it."""
         found: dict[bytes, bytes] = {}
         for report in self._found:
-            if _REPORT.match(report):
-                found.update(_COUNT.findall(report))
+            found.update(_COUNT.findall(report))
         given = found.get
         text = given(b"prompt_tokens") or given(b"input_tokens")
         prompt = None if text is None else int(text) + sum(int(given(one, 0)) for one in _BESIDE_INPUT)
