@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -143,6 +144,31 @@ class ReplicaProcess:
     async def stop(self) -> None:
         self.process.kill()
         await asyncio.to_thread(self.process.join)
+
+
+class Deployment:
+    """What Serve says of a deployment: the addresses of its `members`, after a pause."""
+
+    def __init__(self, pause_s: float = 0.0) -> None:
+        self.members: list[Any] = []
+        self.handle: Any = self
+        self._pause_s = pause_s
+
+    def broadcast(self, method: str, node_id: str) -> Deployment:
+        return self
+
+    async def results_async(self, **_: Any) -> list[dict[str, Any]]:
+        await asyncio.sleep(self._pause_s)
+        return [one.address.to_metadata() for one in self.members]
+
+    def options(self, **_: Any) -> Deployment:
+        return self
+
+    def remote(self, node_id: str) -> Any:
+        return SimpleNamespace(cancel=bool)
+
+    async def check(self) -> None:
+        await asyncio.sleep(self._pause_s)
 
 
 class Served:

@@ -6,12 +6,11 @@ import asyncio
 import dataclasses
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from interleaving import DISTURBANCES, Start, disturbed, ended, failing
-from served import NODE, Served, chat, until
+from served import NODE, Deployment, Served, chat, until
 
 from penstock.config import GatewayConfig
 from penstock.data.backends import serve_lookup
@@ -245,37 +244,13 @@ def test_a_gateway_changes_whole_or_not_at_all_wherever_a_change_ends(tmp_path: 
     assert disturbed(changes, (*DISTURBANCES, LOST, failed), ("_announce",)) >= 5
 
 
-class Deployment:
-    """What Serve says of a deployment: the addresses of its replicas."""
-
-    def __init__(self) -> None:
-        self.replicas: list[Any] = []
-        self.handle: Any = self
-
-    def broadcast(self, method: str, node_id: str) -> Deployment:
-        return self
-
-    async def results_async(self, **_: Any) -> list[dict[str, Any]]:
-        await asyncio.sleep(0.1)
-        return [one.address.to_metadata() for one in self.replicas]
-
-    def options(self, **_: Any) -> Deployment:
-        return self
-
-    def remote(self, node_id: str) -> Any:
-        return SimpleNamespace(cancel=bool)
-
-    async def check(self) -> None:
-        await asyncio.sleep(0.1)
-
-
 def test_a_row_has_one_outcome_wherever_it_or_its_replica_ends(monkeypatch: pytest.MonkeyPatch):
     async def rows(start: Start) -> None:
-        served, serve = Served(), Deployment()
+        served, serve = Served(), Deployment(pause_s=0.1)
         monkeypatch.setattr(serve_lookup, "node_id", lambda: NODE)
         monkeypatch.setattr(serve_lookup, "find_deployment", lambda app, name: serve)
         dying, other = [await served.replica(join=False, step_base_ms=200) for _ in range(2)]
-        serve.replicas = [dying]
+        serve.members = [dying]
         body = b'{"prompt": "hello", "max_tokens": 12, "ignore_eos": true}'
         row = RowRequest(path="/v1/completions", body=body)
         replicas = ReplicaSet("app")
@@ -287,9 +262,9 @@ def test_a_row_has_one_outcome_wherever_it_or_its_replica_ends(monkeypatch: pyte
         try:
             tasks = [start(send()) for _ in range(3)]
             await asyncio.sleep(1.5)
-            serve.replicas = [dying, other]
+            serve.members = [dying, other]
             await asyncio.sleep(3)
-            serve.replicas = [other]
+            serve.members = [other]
             dying.engine.die("killed")
             await dying.listener.close()
             tasks += [start(send()) for _ in range(2)]

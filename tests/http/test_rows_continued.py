@@ -9,12 +9,11 @@ import re
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from backend_contract import meaning
-from served import NODE, Replica, Served, until
+from served import NODE, Deployment, Replica, Served, until
 from test_adapters_served import folder_of
 
 from penstock.data.backends import serve_lookup
@@ -43,13 +42,12 @@ def row(**fields: Any) -> RowRequest:
     return RowRequest(path=CHAT, body=json.dumps(body).encode())
 
 
-class Fleet:
-    """A deployment as Serve tells of it, with `members`, and the set that asks them."""
+class Fleet(Deployment):
+    """With the set that asks its `members`."""
 
     def __init__(self, served: Served, replicas: ReplicaSet) -> None:
+        super().__init__()
         self.served, self.set = served, replicas
-        self.members: list[Any] = []
-        self.handle = self
 
     async def replica(self, **options: Any) -> Replica:
         return await self.served.replica(join=False, **SLOWLY | options)
@@ -67,23 +65,6 @@ class Fleet:
     def kept(self) -> int:
         """Bytes of tokens, and more."""
         return self.set._records.reserved
-
-    # -- what the set asks of Serve
-
-    def broadcast(self, method: str, node_id: str) -> Fleet:
-        return self
-
-    async def results_async(self, **_: Any) -> list[Any]:
-        return [one.address.to_metadata() for one in self.members]
-
-    def options(self, **_: Any) -> Fleet:
-        return self
-
-    def remote(self, node_id: str) -> Any:
-        return SimpleNamespace(cancel=bool)
-
-    async def check(self) -> None:
-        pass
 
 
 @pytest.fixture

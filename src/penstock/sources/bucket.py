@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from pyarrow import fs
 
-from penstock.sources.protocol import Count, File, FileSource, within
+from penstock.sources.protocol import Count, File, FileSource, shown, within
 
 _PART_BYTES = 64 << 20
 _READ_BYTES = 16 << 20
@@ -27,7 +27,7 @@ class Bucket(FileSource):
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
-        self.shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
+        self.shown = shown(url).rstrip("/")
         self.bucket = parts.netloc.rpartition("@")[2]
         self._path = f"{self.bucket}/{parts.path.strip('/')}".rstrip("/")
         self._is_s3 = parts.scheme == "s3"

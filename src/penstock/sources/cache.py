@@ -83,9 +83,9 @@ class Slot:
         """Turns the partial folder into the version, and deletes older ones that no process uses."""
         folder, partial = self.folder / version, self.folder / f"{version}{_PARTIAL}"
         for path in (*partial.rglob("*"), partial):  # a power cut must not leave a version that is not whole
-            _sync(path)
+            sync(path)
         partial.rename(folder)
-        _sync(self.folder)
+        sync(self.folder)
         self._sweep(folder)
         return folder
 
@@ -104,8 +104,8 @@ class Slot:
         return [path for path in self.folder.iterdir() if path.is_dir() and path.suffix != _PARTIAL]
 
 
-def _sync(path: Path) -> None:
-    """What was written to a file, or which names a folder has, is on the disk."""
+def sync(path: Path) -> None:
+    """Returns when what was written to a file, or which names a folder has, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatch
+from functools import partial
 from os.path import expanduser
 from pathlib import Path, PurePosixPath
 from typing import NoReturn, TypeVar
@@ -18,7 +18,7 @@ from penstock.sources.cache import Slot
 from penstock.sources.every_node import on_every_node
 from penstock.sources.hub import Hub, is_hub_id
 from penstock.sources.protocol import File, FileSource, Folder, cause, digest, shown
-from penstock.sources.transfer import Wanted, Watch, silent, transfer
+from penstock.sources.transfer import Arrived, Wanted, Watch, silent, transfer
 
 log = logging.getLogger(__name__)
 
@@ -234,17 +234,8 @@ def _from_hub(hub: Hub, only: Only | None, tries: int, deadline: float, watch: W
         chosen = _chosen(hub, only, tries)
     except DownloadFailed as failure:
         return _hub_cache_fallback(hub, only, failure)
-    arrived, total = 0, sum(file.size_bytes for file in chosen)
-    lock = threading.Lock()
-
-    def count(size_bytes: int) -> None:
-        nonlocal arrived
-        if time.monotonic() > deadline:
-            raise DownloadFailed(f"The download of '{hub.shown}' was not finished in time.")
-        with lock:
-            arrived += size_bytes
-            watch(min(arrived, total), total)
-
+    arrived = Arrived(0, sum(file.size_bytes for file in chosen), watch, deadline)
+    count = partial(arrived.add, what=f"'{hub.shown}'")
     return _asked(hub, lambda: hub.download([file.name for file in chosen], count), tries)
 
 

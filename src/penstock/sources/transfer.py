@@ -44,7 +44,7 @@ def transfer(wanted: Sequence[Wanted], folder: Path, tries: int, deadline: float
     missing = [one for one in wanted if not _is_whole(folder / one.name, one.file)]
     _check_space(missing, folder)
     total = _size_bytes(wanted)
-    arrived = _Arrived(total - _size_bytes(missing), total, watch, deadline)
+    arrived = Arrived(total - _size_bytes(missing), total, watch, deadline)
     parts = [part for one in missing for part in _parts(one, folder)]
     left = Counter(part.path for part in parts)
     failed: BaseException | None = None
@@ -84,7 +84,7 @@ def _size_bytes(wanted: Sequence[Wanted]) -> int:
     return sum(one.file.size_bytes for one in wanted)
 
 
-class _Arrived:
+class Arrived:
     """Bytes downloaded so far; tells every transfer when to stop."""
 
     def __init__(self, here: int, total: int, watch: Watch, deadline: float) -> None:
@@ -94,13 +94,14 @@ class _Arrived:
         self._lock = threading.Lock()
 
     def add(self, size_bytes: int, what: str) -> None:
+        """Raises: CancelledError once stopped; DownloadFailed after the deadline; what `watch` raises."""
         if self.stopped.is_set():
             raise CancelledError
         if time.monotonic() > self._deadline:
             raise DownloadFailed(f"The download of {what} was not finished in time.")
         with self._lock:
             self._bytes += size_bytes
-            self._watch(self._bytes, self._total)
+            self._watch(min(self._bytes, self._total), self._total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +117,13 @@ class _Part:
     def unfinished(self) -> Path:
         return self.path.with_name(self.path.name + _PART)
 
-    def fetch(self, tries: int, arrived: _Arrived) -> None:
+    def fetch(self, tries: int, arrived: Arrived) -> None:
         if arrived.stopped.is_set():
             raise CancelledError
         final, wait = (CancelledError, DownloadFailed), arrived.stopped.wait
         failures.retry(lambda: self._copy(arrived), tries, self._give_up, final=final, wait=wait)
 
-    def _copy(self, arrived: _Arrived) -> None:
+    def _copy(self, arrived: Arrived) -> None:
         came, size = 0, self.end - self.start
 
         def count(size_bytes: int) -> None:

@@ -99,8 +99,6 @@ class Pace:
         return " · ".join(parts)
 
     def _speed(self) -> tuple[float, float]:
-        if len(self._seen) < 2:
-            return 0.0, 0.0
         (then, rows, tokens), (now, more_rows, more_tokens) = self._seen[0], self._seen[-1]
         seconds = max(1e-9, now - then)
         return (more_rows - rows) / seconds, (more_tokens - tokens) / seconds

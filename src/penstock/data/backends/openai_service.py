@@ -27,6 +27,7 @@ from penstock.data.rows.request import RowRequest, with_fields
 from penstock.engine import Progress, no_progress
 from penstock.errors import BadRequest, ConfigError, DeadlineExceeded, EngineDead, Error, Unavailable
 from penstock.openai.errors import SHOULD_RETRY, envelope, parsed
+from penstock.sources.protocol import shown
 
 _THROTTLED = (429, 503)
 _REFUSED = (400, 404, 422)
@@ -63,7 +64,7 @@ class OpenAIService:
     ) -> None:
         """Raises: ConfigError."""
         self._url = _parsed(url)
-        self._shown = _shown(self._url)
+        self._shown = shown(url)
         key = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._headers = {tiers.HEADER: tiers.FLEX, **key, **(headers or {})}  # other services ignore it
         self._model = model
@@ -243,8 +244,3 @@ def _endpoint(base: SplitResult, path: str) -> str:
     elif _VERSION.search(root):
         path = path.removeprefix("/v1")
     return urlunsplit(base._replace(path=root + path))
-
-
-def _shown(url: SplitResult) -> str:
-    """Without credentials and query."""
-    return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"

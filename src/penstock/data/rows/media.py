@@ -18,9 +18,6 @@ from penstock.data.rows.coerce import invalid_field, truncate, type_name
 from penstock.data.storage.paths import storage_path
 from penstock.errors import BadRequest, DownloadFailed, SourceNotFound, Unavailable
 
-MediaKind = str
-"""image, video, audio."""
-
 _SIGNATURES: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\x89PNG\r\n\x1a\n", "image/png"),
     (0, b"\xff\xd8\xff", "image/jpeg"),
@@ -57,9 +54,10 @@ _PASSED_ON = ("http://", "https://", "data:")
 _JPEG_QUALITY = 95
 
 
-def data_url(value: Any, kind: MediaKind, where: str, read_files: bool = True) -> str:
+def data_url(value: Any, kind: str, where: str, read_files: bool = True) -> str:
     """The URL of bytes, a PIL image, an array, a path, a URL, or a dict as in Hugging Face datasets.
 
+    kind: image, video, audio.
     Raises: BadRequest naming `where`; DownloadFailed when a bucket or server fails.
     """
     if hasattr(value, "as_py"):
@@ -87,7 +85,7 @@ def input_audio(value: Any, where: str, read_files: bool) -> tuple[str, str]:
     return data, {"mpeg": "mp3", "x-wav": "wav"}.get(kind, kind)
 
 
-def _of_text(text: str, kind: MediaKind, where: str, read_files: bool) -> str:
+def _of_text(text: str, kind: str, where: str, read_files: bool) -> str:
     if text.startswith(_PASSED_ON):
         return text
     if not read_files:
@@ -111,7 +109,7 @@ def _of_text(text: str, kind: MediaKind, where: str, read_files: bool) -> str:
         raise BadRequest(f"{where}: {error}", param=where) from error
 
 
-def _of_dataset(value: Mapping[str, Any], kind: MediaKind, where: str, read_files: bool) -> str:
+def _of_dataset(value: Mapping[str, Any], kind: str, where: str, read_files: bool) -> str:
     """From {"bytes", "path"}, or {"array", "sampling_rate"} of decoded audio."""
     if value.get("array") is not None and kind == "audio":
         return _data_url(_wave(value["array"], value.get("sampling_rate"), where), kind, where)
@@ -121,7 +119,7 @@ def _of_dataset(value: Mapping[str, Any], kind: MediaKind, where: str, read_file
     return data_url(found, kind, where, read_files)
 
 
-def _data_url(content: bytes, kind: MediaKind, where: str) -> str:
+def _data_url(content: bytes, kind: str, where: str) -> str:
     mime = next((mime for at, start, mime in _SIGNATURES if content.startswith(start, at)), None)
     if mime is None or not (mime.startswith(kind) or (kind != "image" and mime in _AUDIO_OR_VIDEO)):
         what = (
@@ -208,6 +206,6 @@ def _wave(array: Any, rate: Any, where: str) -> bytes:
     return file.getvalue()
 
 
-def _ways(kind: MediaKind) -> str:
+def _ways(kind: str) -> str:
     own = {"image": "a PIL image, ", "video": "a list of images, ", "audio": ""}[kind]
     return f"give bytes, {own}a path, or a URL (data:, http(s):, file://, s3://, gs://)"

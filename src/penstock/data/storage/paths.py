@@ -24,6 +24,7 @@ from urllib.parse import unquote
 
 from penstock.errors import SourceNotFound, Unavailable
 from penstock.sources import failures
+from penstock.sources.cache import sync
 from penstock.sources.protocol import File, shown
 
 _P = ParamSpec("_P")
@@ -180,11 +181,7 @@ class LocalPath:
     def upload(self, file: Path) -> None:
         """Moves a complete file of this machine there."""
         os.replace(file, self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the name, too, must survive a power loss
-        finally:
-            os.close(folder)
+        sync(self._path.parent)  # the name, too, must survive a power loss
 
     @_may_fail("removed")
     def remove(self) -> None:

@@ -81,7 +81,6 @@ class VLLMControl(EngineControl):
             except BaseException:
                 if not self.is_sleeping():
                     await self._go_on()
-                    self._llm.gate.set()
                 raise
 
     async def _empty(self, mode: PauseMode) -> None:
@@ -94,11 +93,12 @@ class VLLMControl(EngineControl):
             await asyncio.sleep(_LOOK_S)
 
     async def _go_on(self) -> None:
-        """Resumes, as before a sleep or a pause that was not completed."""
+        """Resumes and opens the gate, as before a sleep or a pause that was not completed."""
         if self._paused:
             await self._llm.pause_generation(mode="keep", clear_cache=False)
         else:
             await self._llm.resume_generation()
+        self._llm.gate.set()
 
     async def _free(self, level: int) -> None:
         if self._has_sleep_mode():
@@ -179,7 +179,6 @@ class VLLMControl(EngineControl):
                     await self._hold(mode, clear_cache)
                 except BaseException:
                     await self._go_on()
-                    self._llm.gate.set()
                     raise
             self._paused = True
 
