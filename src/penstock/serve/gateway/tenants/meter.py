@@ -83,9 +83,10 @@ class RequestMeter(Charge):
         """Reads a piece of a stream, of whole events. Returns what to pass on."""
         self._events += body.count(_EVENT)
         at = body.rfind(_USAGE)
+        report = None
         while at >= 0 and (report := _REPORT.match(body, at)) is None:
             at = body.rfind(_USAGE, 0, at)
-        if at < 0 or report[1] != b"{":
+        if report is None or report[1] != b"{":
             return body
         self._found[1:] = [body[at : at + _REPORT_BYTES]]  # the first has a prompt, the last the answer
         return _without_event(body, at) if self._asked.hides else body
