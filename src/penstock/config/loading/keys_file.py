@@ -58,7 +58,7 @@ def changing(path: Path) -> Generator[dict[str, Any]]:
 def content(path: Path) -> Source:
     """What a file of JSON or YAML says, or a pipe. Raises: ConfigError."""
     if path.suffix != ".json":
-        values, location = read_at(path) if path.is_fifo() else read(path)
+        values, location = read_at(path) if _is_pipe(path) else read(path)
         return values or {}, location
     try:
         return json.loads(path.read_bytes()), Location(str(path))
@@ -66,6 +66,13 @@ def content(path: Path) -> Source:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: is not valid JSON: {error}.") from error
+
+
+def _is_pipe(path: Path) -> bool:
+    try:
+        return path.is_fifo()
+    except OSError:  # as of a name that is too long; `read` says so
+        return False
 
 
 def _write(path: Path, values: dict[str, Any]) -> None:

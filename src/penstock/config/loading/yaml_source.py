@@ -30,7 +30,7 @@ def read(
 
 
 def read_at(file: File, *, twice: list[str] | None = None) -> Source:
-    """Reads a file once, which may be a pipe. twice, errors: as of `read`."""
+    """Reads a file once, which may be a pipe. twice and errors as of `read`."""
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
