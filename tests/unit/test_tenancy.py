@@ -693,6 +693,39 @@ def test_three_gateways_keep_a_limit_and_use_it(store: UsageStore, patched, load
     assert sum(passed) >= 0.95 * 5 * limit
 
 
+@pytest.mark.parametrize("back", [125, 220])
+def test_a_limit_outlives_the_control_that_shares_it(tmp_path: Path, store: UsageStore, patched, back: int):
+    """After a while without, all gateways take an equal part, which the one that had all gives up before."""
+    limit, size, away, seconds, clock = 60_000, 100, 120, 340, 1000.0
+    gateways = [Process(store, tokens_per_minute=limit) for _ in range(3)]
+    patched(time, "monotonic", lambda: clock)
+    for one in gateways:
+        one.clock = clock
+        one.settle()
+    passed = [[0] * seconds for _ in gateways]
+    new = UsageStore(tmp_path / "new.sqlite")
+    for tenth in range(seconds * 10):
+        clock = 1000.0 + tenth / 10
+        for i, (one, had) in enumerate(zip(gateways, passed, strict=True)):
+            one.clock = clock
+            for _ in range(4 if i == 0 or tenth > away * 10 else 0):
+                with suppress(Overloaded):
+                    one.use(size)
+                    had[tenth // 10] += size
+            if tenth % 10 == 3 * i:
+                one.store = store if tenth < away * 10 else new
+                if away * 10 <= tenth < back * 10:
+                    one.counters.unanswered(tenth / 10 - away, one.keys.allowances)
+                else:
+                    one.settle()
+    new.close()
+    minutes = [sum(sum(had[begin : begin + 60]) for had in passed) for begin in range(seconds - 59)]
+    assert max(minutes) <= 1.03 * limit
+    assert sum(sum(had[-60:]) for had in passed) >= 0.95 * limit
+    if back > away + 90:
+        assert min(sum(had[back - 60 : back]) for had in passed) >= 0.95 * limit / 3
+
+
 @pytest.mark.parametrize("sizes", [(18, 18, 18, 18), (54, 54), (30, 0.05, 0.05)])
 def test_gateways_keep_a_limit_for_requests_that_are_larger_than_their_parts(
     store: UsageStore, patched, sizes: tuple[float, ...]

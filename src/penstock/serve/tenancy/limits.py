@@ -329,6 +329,15 @@ class Allowance:
             one.first = one.most if caps is None else 0
         self._look()
 
+    def share_equally(self, *, is_shrinking: bool) -> None:
+        """Without the store. is_shrinking: a part that is smaller stays, for others have the rest."""
+        for one in (self.requests, self.tokens):
+            if one.most < NO_LIMIT and self.gateways > 1:
+                part, had = max(1, one.most // self.gateways), one.room - one.forgotten
+                one.room = one.forgotten + (min(part, had) if is_shrinking else part)
+                one.first = 0 if is_shrinking else one.most
+        self._look()
+
     def rates(self, second: int) -> tuple[Rate, Rate] | None:
         """What is counted of the limits for a minute; None where nothing is, and was asked for."""
         found = self.requests.report(second), self.tokens.report(second)

@@ -42,7 +42,7 @@ class UsageReporter:
         self._settle = settle
         self._allowances = allowances
         self._soon = asyncio.Event()
-        self._settled_at = time.monotonic()
+        self._settled_at = self._warned_at = time.monotonic()
         self._unanswered = False
         self._task: asyncio.Task[None] | None = None
         self.counters = UsageCounters(is_gateway=is_gateway)
@@ -86,11 +86,13 @@ class UsageReporter:
         try:
             totals = await self._settle(self.counters.settlement(self._allowances(), now))
         except Exception as error:  # of control, or of the disk
-            if now - self._settled_at > _WARN_S:
-                self._settled_at = now
+            self.counters.unanswered(now - self._settled_at, self._allowances())
+            if now - self._warned_at > _WARN_S:
+                self._warned_at = now
                 log.warning("Usage could not be stored for a while, and is kept: %s", error)
             return
-        self._settled_at, self._unanswered = now, False
+        self._settled_at = self._warned_at = now
+        self._unanswered = False
         if again:
             self.hurry()
         self.counters.settled(totals, self._allowances())

@@ -164,13 +164,14 @@ class UsageStore:
                 costs = {name: self._sums.get(name, (0, 0, 0))[2] for name in settlement.lines}
                 self._notices.add(settlement, costs, periods.month_begins, now)
             found = {name: self._sums.get(name, (0, 0, 0)) for name in self._asked(settlement, is_new)}
-            gateways, caps, served = 1, {}, []
+            gateways, caps, served, clock = 1, {}, [], time.monotonic()
             if settlement.is_gateway:
-                gateways, caps = self._caps.report(settlement, time.monotonic())
+                gateways, caps = self._caps.report(settlement, clock)
                 served = self._served.report(settlement, self._caps.sources) if is_new else []
         tokens = {name: (day, month) for name, (day, month, _) in found.items()}
         costs = {name: cost for name, (_, _, cost) in found.items()}
-        return Totals(periods, tokens, gateways, caps if gateways > 1 else {}, costs, served)
+        caps, is_new = caps if gateways > 1 else {}, self._caps.is_new(clock)
+        return Totals(periods, tokens, gateways, caps, costs, served, is_new)
 
     def untold(self) -> list[Notice]:
         """What the webhook is to be told next. Raises: sqlite3.Error."""

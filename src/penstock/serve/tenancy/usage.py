@@ -20,6 +20,10 @@ from penstock.serve.tenancy.limits import WINDOW_S, Allowance, Periods, Rate
 HOUR_S = 3600
 _SILENT_S = 5.0  # a gateway that was silent for so long has no part in what is still unused
 _FORGOTTEN = 1e-3
+_ALONE_S = 15.0
+"""A gateway to which the store was silent for so long knows no longer what others ask for: more than control
+takes to restart."""
+
 _EQUALLY = 0.1  # of what is unused, for all gateways alike: the first requests need not wait
 
 UsageKey = tuple[int, str, str, str, str, str]
@@ -78,7 +82,8 @@ class Settlement(msgspec.Struct, frozen=True):
 class Totals(msgspec.Struct, frozen=True):
     """What the store answers. tokens: by allowance, of the day and the month. gateways: how many there are.
     caps: by allowance, what the process may count of its limits for a minute. costs: of the month. served: by
-    other gateways since the last answer: model, class, tenant and priced tokens.
+    other gateways since the last answer: model, class, tenant and priced tokens. is_new: not all gateways may
+    have reported yet.
     """
 
     periods: Periods
@@ -87,6 +92,7 @@ class Totals(msgspec.Struct, frozen=True):
     caps: dict[str, tuple[int, int]] = {}
     costs: dict[str, int] = {}
     served: list[tuple[str, str, str, float]] = []
+    is_new: bool = False
 
 
 class UsageCounters:
@@ -104,6 +110,8 @@ class UsageCounters:
         self.knows = False
         """The totals of all allowances; not those of budgets that have just been added."""
         self._sums: dict[str, UsageRow] = {}  # of what was sent
+        self._gateways = 1
+        self._is_lost = False  # a store that knew of other gateways has not answered
 
     def row(self, tenant: str, key: str, model: str, adapter: str, tier: str, seconds: float) -> UsageRow:
         """To add to, now. seconds: since 1970."""
@@ -155,6 +163,15 @@ class UsageCounters:
         )
         return self._sent
 
+    def unanswered(self, seconds: float, allowances: Mapping[str, Allowance]) -> None:
+        """The store was silent for so long. Each gateway then gets an equal part of every limit: those that
+        had more give it up a window before the others take it.
+        """
+        self._is_lost = self._gateways > 1
+        if seconds >= _ALONE_S:
+            for one in allowances.values():
+                one.share_equally(is_shrinking=seconds < _ALONE_S + WINDOW_S)
+
     def settled(self, totals: Totals, allowances: Mapping[str, Allowance]) -> None:
         """The store has the last settlement, and says this."""
         sent, self._sent = self._sent, None
@@ -167,9 +184,12 @@ class UsageCounters:
                     one.month.settle(totals.periods.month, month)
                 if one.cost is not None and name in totals.costs:
                     one.cost.settle(totals.periods.month, totals.costs[name])
+        if self._is_lost and totals.is_new:
+            return  # the parts stay
         for one in allowances.values():
-            if one.gateways != totals.gateways:
+            if one.gateways != totals.gateways or self._is_lost:
                 one.share(totals.gateways, None)
+        self._gateways, self._is_lost = totals.gateways, False
         for name in sent.rates if sent is not None else ():
             if (one := allowances.get(name)) is not None:
                 one.share(totals.gateways, totals.caps.get(name))
@@ -196,6 +216,7 @@ class Caps:
     """
 
     def __init__(self) -> None:
+        self._began: float | None = None
         self._heard: dict[str, float] = {}
         self._parts: dict[tuple[str, int], dict[str, _Part]] = {}
 
@@ -203,6 +224,11 @@ class Caps:
     def sources(self) -> set[str]:
         """Gateways that have reported in the last minute."""
         return {*self._heard}
+
+    def is_new(self, now: float) -> bool:
+        """Whether there may be gateways that have not reported yet."""
+        self._began = now if self._began is None else self._began
+        return now - self._began < _SILENT_S
 
     def report(self, settlement: Settlement, now: float) -> tuple[int, dict[str, tuple[int, int]]]:
         """How many gateways there are, and the caps of the one that has sent this."""
