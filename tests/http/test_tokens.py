@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -140,6 +141,16 @@ async def test_claims_say_models_and_scopes(served: Served, issuer: Issuer):
     assert (await asked(served, issuer.token(**team), path="/v1/embeddings")).status_code == 403
     assert (await asked(served, issuer.token(**{**team, "scope": None}))).status_code == 403
     assert (await asked(served, issuer.token(**{**team, "models": None}))).status_code == 404
+    odd: list[tuple[str, Any]] = [
+        ("scope", 5),
+        ("scope", {"chat": True}),
+        ("models", ["m", 1]),
+        ("exp", math.inf),
+    ]
+    for name, value in odd:
+        answer = await asked(served, issuer.token(**{**team, name: value}))
+        assert answer.status_code == 401, name
+        assert name == "exp" or f"its claim '{name}' must" in answer.json()["error"]["message"]
     async with served.http(headers={"authorization": f"Bearer {issuer.token(**team)}"}) as http:
         assert [one["id"] for one in (await http.get("/v1/models")).json()["data"]] == ["m"]
 

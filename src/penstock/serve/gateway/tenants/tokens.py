@@ -90,14 +90,14 @@ class IssuedTokens:
             tenant = claims.get(config.tenant_claim)
             if not isinstance(tenant, str) or not re.fullmatch(NAME, tenant):
                 raise jwt.InvalidTokenError(f"its claim '{config.tenant_claim}' must be the name of a tenant")
-        except jwt.PyJWTError as error:
+            scopes, models = (_words(claims, name) for name in (config.scopes_claim, config.models_claim))
+        except (jwt.PyJWTError, OverflowError, ValueError) as error:
             raise Unauthorized(f"The token is refused: {error}.", www_authenticate="Bearer") from None
-        scopes = _words(claims, config.scopes_claim)
         key = KeyConfig.model_construct(
             tenant=tenant,
             name=as_name(str(claims.get("sub", ""))) or "token",
             hash=hashed(token.decode()),
-            models=_words(claims, config.models_claim),
+            models=models,
             scopes=USUAL_SCOPES if scopes is None else [one for one in SCOPES if one in scopes],
             expires=int(claims["exp"]) + _LEEWAY_S,
         )
@@ -158,8 +158,13 @@ async def _read(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
 
 
 def _words(claims: dict[str, Any], claim: str | None) -> list[str] | None:
-    """Of a list, or of text with spaces; nothing where it is missing. None where no claim is configured."""
+    """Of a list, or of text with spaces; nothing where it is missing. None where no claim is configured.
+    Raises: ValueError.
+    """
     if claim is None:
         return None
-    given = claims.get(claim)
-    return given.split() if isinstance(given, str) else [str(one) for one in given or ()]
+    given = claims.get(claim) or []
+    words = given.split() if isinstance(given, str) else given
+    if not isinstance(words, list) or not all(isinstance(one, str) for one in words):
+        raise ValueError(f"its claim '{claim}' must be a list of names, or text with spaces between them")
+    return words
