@@ -146,6 +146,8 @@ async def test_a_killed_core_changes_no_stream(assistant: Served, fleet: Fleet):
         ]
         await until(lambda: min(came) > 0)
         await until(lambda: other.engine.load().running >= len(unread))
+        then = came[:]  # one without a token would begin anew
+        await until(lambda: max(now - before for now, before in zip(came, then, strict=True)) > 2)
         fleet.add(MODEL_ID, steady.address)
         await fleet.until_ready(MODEL_ID, steady.address)
         ended = sum(task.done() for task in (*asking, *unread))
