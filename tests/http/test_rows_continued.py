@@ -208,7 +208,11 @@ async def test_a_job_of_an_older_version_gets_responses_alone(fleet: Fleet):
     heard: list[rows.RowResponse] = []
     carrier = await connect(first.address, NODE, bool)
     sender = rows.RowSender(carrier, bool)
-    sender._take = lambda response, *_: heard.append(response)
+
+    def take(response: rows.RowResponse, waiting: object, record: object) -> None:
+        heard.append(response)
+
+    sender._take = take
     await sender.open(first.address.secret, "older")
     sender._push(rows.RowCall(0, CHAT, row(model="m").body))
     sender._waiting[0] = asyncio.get_running_loop().create_future(), None

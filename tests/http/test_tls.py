@@ -7,6 +7,7 @@ import contextlib
 import socket
 import ssl
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -172,12 +173,13 @@ async def test_the_port_closes_at_once_though_idle_clients_do_not_answer(served:
     await served.gateway("m", tls=pair.config)
     assert served.port is not None
     reader, writer = await connect(served, pair)
+    transport: Any = writer.transport
     writer.write(b"GET /livez HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
     assert b" 200 " in await reader.readline()
-    writer.transport.pause_reading()
+    transport.pause_reading()
     async with asyncio.timeout(20):
         await served.port.close(grace_s=3600)
-    writer.transport.resume_reading()
+    transport.resume_reading()
     assert (await reader.read()).endswith(b"success")  # all of the answer, and then its end
 
 

@@ -180,7 +180,7 @@ async def test_whoever_waits_for_room_goes_on_when_there_is_some():
 async def test_a_look_at_a_connection_under_tls_that_has_just_ended_finds_nothing():
     """The port looks while it closes, in the turn of the loop between the two ends of such a connection."""
     loop, app = asyncio.get_running_loop(), asyncio.Protocol()
-    under = SSLProtocol(loop, app, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), None, server_side=True)
+    under: Any = SSLProtocol(loop, app, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), None, server_side=True)
     ended: Any = object.__new__(BoundedProtocol)
     ended.transport = under._get_app_transport()
     under.connection_lost(None)
