@@ -218,6 +218,8 @@ def test_another_reading_of_the_keys_takes_no_cap_back():
     assert (one.requests.room, one.is_shared) == (70, True)
     one.limit(LimitsConfig(requests_per_minute=1000))
     assert (one.requests.room, one.is_shared) == (15, False)
+    one.share_equally(is_shrinking=True)
+    assert one.requests.fits(900)  # a first one begins, whatever the part
     one.share(1, None)
     assert one.requests.room == 1000
 

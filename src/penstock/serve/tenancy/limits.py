@@ -335,7 +335,7 @@ class Allowance:
             if one.most < NO_LIMIT and self.gateways > 1:
                 part, had = max(1, one.most // self.gateways), one.room - one.forgotten
                 one.room = one.forgotten + (min(part, had) if is_shrinking else part)
-                one.first = 0 if is_shrinking else one.most
+                one.first = one.first if is_shrinking else one.most
         self._look()
 
     def rates(self, second: int) -> tuple[Rate, Rate] | None:
